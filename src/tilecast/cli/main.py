@@ -1,0 +1,72 @@
+"""The `tilecast` command: finds the sub-command, turns every error into one sentence and an exit code."""
+
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from tilecast import __version__
+from tilecast.errors import TilecastError, UnknownName
+
+# Command -> one line of help. Its file is imported when it runs, so --help stays fast however many there are.
+COMMANDS = {
+    "gpus": "The GPU catalogue: list, show one with its sources, compare several.",
+    "nodes": "Boxes and racks of GPUs: how many, and what connects them.",
+    "data": "Measured data: pull, list, show, check, export.",
+    "completion": "Print the shell completion script for bash, zsh or fish.",
+}
+
+
+class LazyCommands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            raise UnknownName.among("command", cmd_name, COMMANDS)
+        command: click.Command = import_module(f"tilecast.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyCommands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="Data goes to stdout, progress and warnings to stderr. Exit code 2: wrong input; 3: missing data or extra.",
+)
+@click.version_option(__version__, prog_name="tilecast")
+def cli() -> None:
+    """Forecast how fast a GPU runs deep-learning work, before anyone owns the GPU."""
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of one command line; whatever goes wrong is one sentence on stderr."""
+    try:
+        result = cli.main(arguments, prog_name="tilecast", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except TilecastError as problem:
+        return _fail(str(problem), problem.exit_code)
+    except click.exceptions.NoArgsIsHelpError as problem:
+        click.echo(problem.ctx.get_help() if problem.ctx else "")
+        return 0
+    except click.ClickException as problem:
+        return _fail(problem.format_message().replace("\n", " "), 2)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(sentence: str, exit_code: int) -> int:
+    print(f"tilecast: {sentence}", file=sys.stderr)
+    return exit_code

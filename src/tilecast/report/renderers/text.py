@@ -1,0 +1,42 @@
+"""A Report as JSON or CSV: data for the next program, SI values, nothing else on stdout."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tilecast.report.record import Report
+
+
+def as_json(report: Report) -> str:
+    return json.dumps(report.payload, indent=2, ensure_ascii=False, default=_plain)
+
+
+def as_csv(report: Report) -> str:
+    """One line per record; a column that only some records have is empty in the others."""
+    records = [dict(flattened(record)) for record in report.records]
+    columns = list(dict.fromkeys(name for record in records for name in record))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def flattened(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            flat += flattened(value, f"{prefix}{name}.")
+        elif isinstance(value, list | tuple):
+            flat.append((prefix + name, "; ".join(map(str, value))))
+        else:
+            flat.append((prefix + name, "" if value is None else value))
+    return flat
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"cannot write {type(value).__name__} as JSON")
