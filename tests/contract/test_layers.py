@@ -9,7 +9,7 @@ import tilecast
 
 LAYERS = (
     "__init__ errors units dtypes palette markup hardware execution kernels datasets learning predictors workloads engines serving "
-    "diagnosis tuning explore collect report cli web"
+    "diagnosis tuning explore collect report cli web __main__"
 ).split()
 ROOT = Path(tilecast.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

@@ -50,7 +50,7 @@ WORKED: list[tuple[str, str, str, int, dict[str, Any]]] = [
     # 220 std 1.2688577, A40, phi-2 gemm_up, 512 tokens, N 10240, K 2560, fp16, profiler_kernel_sum, median of 20: phi-2 has biases
     ("vidur", LAYERS, "gemm", 144707, {
         **PROFILED, "gpu": "a40", "m": 512, "n": 10240, "k": 2560, "batch": 1, "bias": True, "dtype": "fp16", "latency_s": 220e-6,
-        "spread_s": 1.2688577e-6, "num_repeats": 20, "statistic": "median", "cache": "cold", "identity": "cublas", "engine": None,
+        "spread_s": 1.2688577e-6, "num_repeats": 20, "statistic": "median", "cache": "rotated", "identity": "cublas", "engine": None,
         "licence": "MIT",
     }),
     # 176, H100, Qwen-72B gemm_qkv at tp 4, 1024 tokens, N 6144 = 3 x 64 heads / 4 x 128, K 8192: the one product of Qwen-72B with a bias
@@ -145,7 +145,7 @@ WORKED: list[tuple[str, str, str, int, dict[str, Any]]] = [
     ("frontier", MOE, "moe", 26798, {
         **PROFILED, "identity": "triton", "kernel": "vllm_fused", "num_tokens": 1, "hidden_size": 4096, "inter_size": 448,
         "num_experts": 16, "topk": 2, "tp": 4, "ep": 2, "distribution": "uniform", "moe_pass": "both", "gated": True, "active_experts": 1,
-        "dtype": "bf16", "cache": "cold", "num_repeats": 20, "latency_s": 16.832e-6,
+        "dtype": "bf16", "cache": "rotated", "num_repeats": 20, "latency_s": 16.832e-6,
     }),
     # 173.984, A800, no backend, 1 token x top 8 all on this GPU's 32 of 128 experts: what 4 tokens over 4 GPUs send to each
     ("frontier", MOE, "moe", 16269, {

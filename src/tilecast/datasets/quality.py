@@ -5,7 +5,8 @@ The checks, in this order (a row keeps the first reason it meets; what a source 
   zero shape   a size that is zero or negative
   no time      a latency that is zero, negative or not finite
   impossible   faster than the GPU's highest rate for the FLOP, or than DRAM for the bytes that cannot be in L2
-  duplicate    the same measurement twice: same kernel, shape, protocol and latency to the last bit
+  duplicate    the same measurement twice: same kernel, shape, protocol, latency and spread to the last bit (a timer that counts whole
+               microseconds repeats itself honestly: its rows are no duplicates unless their spreads agree too)
   outlier      one of three or more versions of one kernel and shape that is far from the median of all of them
 """
 
@@ -36,7 +37,7 @@ def judge(frame: pl.DataFrame, family: str) -> pl.DataFrame:
         reasons.append(pl.when(pl.col("latency_s") < SLACK * pl.col("_least_s")).then(pl.lit("impossible: faster than physics allows")))
     kernel = ["gpu", *IDENTITY, *PROTOCOL, *SHAPES[family]]
     judged = frame.with_columns(pl.coalesce(reasons).cast(pl.Categorical).alias("set_aside"))
-    judged = _mark(judged, _is_repeat(judged, [*kernel, "latency_s"]), "duplicate: the same measurement twice")
+    judged = _mark(judged, _is_repeat(judged, [*kernel, "latency_s", "spread_s", "num_repeats"]), "duplicate: the same measurement twice")
     if family not in FORWARD_ONLY:
         judged = _mark(
             judged, _is_outlier(judged, [name for name in kernel if name != "engine_version"]), "outlier: far from its other versions"
@@ -71,29 +72,38 @@ def _least_s(frame: pl.DataFrame, family: str) -> pl.Expr:
     # Warm and rotated buffers may be in L2 (and in a cache behind it): only what exceeds it must come from DRAM.
     from_dram = pl.when(pl.col("cache").cast(pl.String) == "cold").then(least.bytes).otherwise((least.bytes - cached_bytes).clip(0, None))
     compute_s = least.flop / flop_per_s
-    # Routing decides how many experts a MoE launch reads, and the rows do not tell: only its FLOP are certain.
-    return compute_s if family == "moe" else pl.max_horizontal(compute_s, from_dram / bytes_per_s)
+    if family == "moe":  # routing decides how many experts are read, and the rows do not tell: only the FLOP are certain
+        return compute_s
+    if family == "conv2d":  # Winograd and cuDNN's default TF32 do it with fewer or cheaper FLOP: only the bytes are certain
+        return from_dram / bytes_per_s
+    return pl.max_horizontal(compute_s, from_dram / bytes_per_s)
 
 
 def _limits(frame: pl.DataFrame) -> tuple[pl.Expr, pl.Expr, pl.Expr]:
     """Highest FLOP/s for the row's GPU and dtype, DRAM bandwidth, and bytes that caches may hold."""
-    pair = pl.concat_str(pl.col("gpu").cast(pl.String), pl.lit("|"), pl.col("dtype").cast(pl.String))
+    # Attention over an fp8 cache may also compute in fp8, whatever the activations are.
+    dtypes = ["dtype", "kv_dtype"] if "kv_dtype" in frame.columns else ["dtype"]
+    names = [pl.col(name).cast(pl.String).fill_null("") for name in ("gpu", *dtypes)]
     flop, bandwidth, cached = {}, {}, {}
-    for gpu, dtype in frame.select("gpu", "dtype").unique().cast(pl.String).iter_rows():
+    for gpu, *used in frame.select(names).unique().iter_rows():
         spec = hardware.gpu(gpu)
-        compute = QUANTISATIONS[dtype].compute.name
-        rates = {**spec.vector_flop_per_clock_per_sm, **spec.tensor_flop_per_clock_per_sm}
-        # A dtype the GPU has no unit for is converted first: no rate of its own exceeds the 16-bit one.
-        rate = max(rates.get(compute, 0.0), rates.get("fp16", 0.0) if compute not in ("fp32", "fp64", "tf32") else 0.0, rates["fp32"])
-        flop[f"{gpu}|{dtype}"] = spec.num_sms * rate * spec.highest_clock_hz
+        flop["|".join((gpu, *used))] = max(_highest_flop_per_s(spec, dtype) for dtype in used if dtype)
         bandwidth[gpu] = spec.dram_bytes_per_s
         cached[gpu] = float(spec.l2_bytes + (spec.memory_side_cache_bytes or 0))
     gpu_name = pl.col("gpu").cast(pl.String)
     return (
-        pair.replace_strict(flop, return_dtype=pl.Float64),
+        pl.concat_str(names, separator="|").replace_strict(flop, return_dtype=pl.Float64),
         gpu_name.replace_strict(bandwidth, return_dtype=pl.Float64),
         gpu_name.replace_strict(cached, return_dtype=pl.Float64),
     )
+
+
+def _highest_flop_per_s(spec: hardware.GpuSpec, dtype: str) -> float:
+    compute = QUANTISATIONS[dtype].compute.name
+    rates = {**spec.vector_flop_per_clock_per_sm, **spec.tensor_flop_per_clock_per_sm}
+    # A dtype the GPU has no unit for is converted first: no rate of its own exceeds the 16-bit one.
+    sixteen_bit = rates.get("fp16", 0.0) if compute not in ("fp32", "fp64", "tf32") else 0.0
+    return spec.num_sms * max(rates.get(compute, 0.0), sixteen_bit, rates["fp32"]) * spec.highest_clock_hz
 
 
 def _mark(frame: pl.DataFrame, is_bad: pl.Expr, reason: str) -> pl.DataFrame:
@@ -102,7 +112,9 @@ def _mark(frame: pl.DataFrame, is_bad: pl.Expr, reason: str) -> pl.DataFrame:
 
 
 def _is_repeat(frame: pl.DataFrame, key: list[str]) -> pl.Expr:
-    return pl.lit(~frame.select(pl.struct(key).is_first_distinct().alias("first"))["first"])
+    ticks = pl.col("latency_s") * 1e6
+    is_coarse = pl.col("spread_s").is_null() & ((ticks - ticks.round()).abs() < 1e-6)
+    return pl.lit(~frame.select(pl.struct(key).is_first_distinct().alias("first"))["first"]) & ~is_coarse
 
 
 def _is_outlier(frame: pl.DataFrame, key: list[str]) -> pl.Expr:

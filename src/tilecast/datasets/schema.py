@@ -110,6 +110,9 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     },
 }  # fmt: skip
 
+# How a kernel was configured rather than what it was asked to do: never part of a problem's identity.
+CONFIGURATION = frozenset({"block_m", "block_n", "block_k", "group_m", "num_warps", "num_stages"})
+
 FAMILIES = tuple(SHAPES)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 IDENTITY = ("engine", "engine_version", "identity", "kernel", "dtype")

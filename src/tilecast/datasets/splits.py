@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tilecast import hardware
-from tilecast.datasets.schema import SHAPES
+from tilecast.datasets.schema import CONFIGURATION, SHAPES
 from tilecast.errors import InvalidInput
 
 # The newest version of each engine per system; A100 was last measured with older ones.
@@ -87,6 +87,8 @@ def _uniform(frame: pl.DataFrame, family: str, seed: int) -> NDArray[np.float64]
     """A number in [0, 1) per row that depends on the shape and the seed alone (splitmix64 over the shape columns)."""
     state = np.full(frame.height, _mixed(np.uint64(seed + 1)), dtype=np.uint64)
     for name, kind in SHAPES[family].items():
+        if name in CONFIGURATION:
+            continue
         column = frame[name]
         if kind in (pl.Int64, pl.Boolean):
             values = column.cast(pl.Int64).fill_null(-1).to_numpy().astype(np.uint64)

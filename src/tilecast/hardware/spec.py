@@ -66,6 +66,7 @@ class GpuSpec:
     num_sms: int = _fact(1, 4096)
     base_clock_hz: float | None = _fact(1e8, 1e10, optional=True)
     boost_clock_hz: float = _fact(1e8, 1e10)  # the highest clock the device reports
+    max_clock_hz: float | None = _fact(1e8, 1e10, optional=True)  # where cards run above that: GeForce
     tensor_clock_hz: float = _fact(1e8, 1e10)  # the clock that the published tensor peaks assume
     tdp_w: float | None = _fact(5, 1e4, optional=True)
 
@@ -119,7 +120,7 @@ class GpuSpec:
     @property
     def highest_clock_hz(self) -> float:
         """No measurement runs above this; the bound assumes it."""
-        return max(self.boost_clock_hz, self.tensor_clock_hz)
+        return max(self.boost_clock_hz, self.tensor_clock_hz, self.max_clock_hz or 0.0)
 
     def tensor_rate(self, dtype: str) -> float:
         """Dense peak FLOP/s as published. Never guessed from another dtype's rate."""
@@ -319,6 +320,7 @@ def check_physics(spec: GpuSpec) -> None:
             )
     for small, large in (
         ("base_clock_hz", "boost_clock_hz"),
+        ("boost_clock_hz", "max_clock_hz"),
         ("shared_bytes_per_block", "shared_bytes_per_sm"),
         ("shared_bytes_per_sm", "l1_bytes_per_sm"),
         ("l2_bytes", "dram_bytes"),
@@ -361,6 +363,8 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
         changed = replace(changed, tensor_clock_hz=spec.tensor_clock_hz * changed.boost_clock_hz / spec.boost_clock_hz)
     if "boost_clock_hz" in plain and changed.base_clock_hz is not None and changed.base_clock_hz > changed.boost_clock_hz:
         changed = replace(changed, base_clock_hz=changed.boost_clock_hz)
+    if "boost_clock_hz" in plain and "max_clock_hz" not in plain and spec.max_clock_hz is not None:
+        changed = replace(changed, max_clock_hz=spec.max_clock_hz * changed.boost_clock_hz / spec.boost_clock_hz)
     if "dram_bytes_per_s" in plain and "dram_pin_bits_per_s" not in plain and spec.dram_pin_bits_per_s is not None:
         changed = replace(changed, dram_pin_bits_per_s=spec.dram_pin_bits_per_s * changed.dram_bytes_per_s / spec.dram_bytes_per_s)
     for kind in ("tensor", "vector"):

@@ -321,6 +321,11 @@ def _mega_moe(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
     return conform(frame, "layer", timer="graph", cache="warm", **_constants(at))
 
 
+def _at_least_one(column: str) -> pl.Expr:
+    """A degree of parallelism; the raw file also writes none as 0 or leaves it empty."""
+    return pl.col(column).fill_null(1).clip(1, None)
+
+
 def _serving(raw: pl.DataFrame) -> pl.DataFrame:
     """Measured serving points: time to first token and per output token, two rows of ours for one raw row."""
     concurrency = pl.col("silicon_data_source").str.extract(r"silicon_concurrency=(\d+)").cast(pl.Int64)
@@ -332,8 +337,9 @@ def _serving(raw: pl.DataFrame) -> pl.DataFrame:
         pl.col("precision").replace_strict(precision, default="bf16").alias("dtype"), pl.col("model_path").alias("model"), "mode", "isl",
         "osl",
         concurrency.alias("concurrency"), pl.col("batch_size").alias("batch"), pl.col("tp_size").alias("tp"), pl.col("pp_size").alias("pp"),
-        pl.col("attention_dp_size").alias("attention_dp"), pl.col("moe_tp_size").alias("moe_tp"), pl.col("moe_ep_size").alias("moe_ep"),
-        (pl.col("tp_size") * pl.col("pp_size") * pl.col("attention_dp_size")).alias("num_gpus"), _attributes(*detail),
+        _at_least_one("attention_dp_size").alias("attention_dp"), _at_least_one("moe_tp_size").alias("moe_tp"),
+        _at_least_one("moe_ep_size").alias("moe_ep"),
+        (pl.col("tp_size") * pl.col("pp_size").fill_null(1) * _at_least_one("attention_dp_size")).alias("num_gpus"), _attributes(*detail),
         "silicon_ttft_ms", "silicon_tpot_ms",
     )  # fmt: skip
     halves = [

@@ -168,9 +168,8 @@ LAYER_TABLE = RawTable(
         "engine_version": first_of((IN_VLLM, "0.19")),
         # All of them call PyTorch's linear, which is cuBLAS in 16 bits; what ran the fp8 products is not told.
         "identity": first_of((IS_GEMM & ~QKV_WITH_NORM & (pl.col("dtype") != "fp8"), "cublas")),
-        # In a layer, the weights of the operations in between have pushed this one's out of L2, and the activations were just written.
-        # (A tiny model's layer can fit in L2: such rows are small GEMMs of the Frontier "tiny" models.)
-        "cache": pl.when(READS_WEIGHTS).then(pl.lit("cold")).otherwise(pl.lit("warm")),
+        # One layer runs over and over: its weights take turns in L2 and stay there as far as they fit; the activations were just written.
+        "cache": pl.when(READS_WEIGHTS).then(pl.lit("rotated")).otherwise(pl.lit("warm")),
         "num_repeats": pl.col("n_rep"),
         "spread_s": seconds("latency_std_us"),
     },

@@ -1,0 +1,128 @@
+"""`python -m benchmarks.speed [NAME...]`: how fast it is, as ratios to something everybody has, measured in one run on one machine.
+
+Writes benchmarks/results/speed.json and speed.md. A ratio travels between machines; the seconds beside it do not.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+import tilecast
+from tilecast.errors import TilecastError
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """One measured speed beside its reference; `limit` is what the ratio may not exceed."""
+
+    name: str
+    seconds: float
+    reference: str
+    reference_seconds: float
+    limit: float | None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.reference_seconds
+
+
+def process_seconds(*arguments: str, repeats: int = 9) -> float:
+    """Median wall time of a fresh Python process."""
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def start_up() -> list[Speed]:
+    numpy_s = process_seconds("-c", "import numpy")
+    commands = (
+        ("import tilecast", ("-c", "import tilecast"), 1.5),
+        ("tilecast --help", ("-m", "tilecast", "--help"), 4.0),
+        ("tilecast gpus", ("-m", "tilecast", "gpus"), None),
+        ("tilecast gpus show h100-sxm", ("-m", "tilecast", "gpus", "show", "h100-sxm"), None),
+    )
+    return [Speed(name, process_seconds(*command), 'python -c "import numpy"', numpy_s, limit) for name, command, limit in commands]
+
+
+def ingest() -> list[Speed]:
+    """Raw wheel tables to schema rows, beside reading the same columns of the same tables with polars alone."""
+    import io
+
+    import polars as pl
+
+    from tilecast.datasets import store, wheel
+    from tilecast.datasets.sources.aiconfigurator import SERVING_TABLE
+
+    source = store.source("aiconfigurator")
+    root = source.locate()
+    tables = [table for table in source.tables(root) if table.name != SERVING_TABLE]
+    archive = wheel.open_wheel(root)
+    names = list(dict.fromkeys(table.name for table in tables))
+    num_rows, read_s, ingest_s = 0, 0.0, 0.0
+    for name in names:  # table by table, so that both sides see the same machine load
+        started = time.perf_counter()
+        pl.read_parquet(io.BytesIO(archive.read(name)))
+        read_s += time.perf_counter() - started
+        for table in (table for table in tables if table.name == name):
+            started = time.perf_counter()
+            num_rows += source.read(root, table).height
+            ingest_s += time.perf_counter() - started
+    note = f"{num_rows:,} rows, {num_rows / ingest_s / 1e6:.2f} million rows per second"
+    return [Speed("ingest of the wheel", ingest_s, "polars.read_parquet of the same tables", read_s, 6.0, note)]
+
+
+BENCHMARKS: dict[str, Callable[[], list[Speed]]] = {"start-up": start_up, "ingest": ingest}
+
+
+def table(speeds: list[Speed]) -> str:
+    lines = ["| what | time | reference | its time | ratio | limit | note |", "|---|---|---|---|---|---|---|"]
+    for speed in speeds:
+        limit = f"{speed.limit:g}x" if speed.limit else ""
+        cells = (speed.name, f"{speed.seconds * 1e3:.0f} ms", speed.reference, f"{speed.reference_seconds * 1e3:.0f} ms", f"{speed.ratio:.2f}x")
+        lines.append(f"| {' | '.join((*cells, limit, speed.note))} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(BENCHMARKS)} (default: all)")
+    asked = parser.parse_args().names or list(BENCHMARKS)
+    unknown = [name for name in asked if name not in BENCHMARKS]
+    if unknown:
+        print(f"unknown benchmark {unknown[0]!r}; known: {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    speeds: list[Speed] = []
+    for name in asked:
+        print(f"measuring {name} ...", file=sys.stderr)
+        try:
+            speeds += BENCHMARKS[name]()
+        except TilecastError as reason:
+            print(f"skipped {name}: {reason}", file=sys.stderr)
+    print(table(speeds))
+    if len(asked) == len(BENCHMARKS):
+        RESULTS.mkdir(exist_ok=True)
+        record = {"date": date.today().isoformat(), "tilecast": tilecast.__version__, "python": sys.version.split()[0]}
+        record_speeds = [asdict(speed) | {"ratio": speed.ratio} for speed in speeds]
+        (RESULTS / "speed.json").write_text(json.dumps({**record, "speeds": record_speeds}, indent=2) + "\n")
+        (RESULTS / "speed.md").write_text(f"# Speed\n\n{record['date']}, `python -m benchmarks.speed`, ratios measured in one run.\n\n{table(speeds)}\n")
+    slow = [speed for speed in speeds if speed.limit and speed.ratio > speed.limit]
+    for speed in slow:
+        print(f"too slow: {speed.name} is {speed.ratio:.2f}x {speed.reference}, limit {speed.limit:g}x", file=sys.stderr)
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
