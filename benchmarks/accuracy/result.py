@@ -15,7 +15,8 @@ class Result:
     """One suite's outcome.
 
     `predictions` is long: one row per (predictor, measured case) with the columns `predictor`, `kind` ("ours", "baseline", "peer"), the
-    slice columns, `measured`, `predicted` (same unit; null where the predictor failed) and, for the worst cases, whatever describes the case.
+    slice columns, `measured`, `predicted` (same unit; null where the predictor failed) and, for the worst cases, whatever describes the
+    case.
     """
 
     suite: str

@@ -18,14 +18,16 @@ _EXPORTS = {
     "gpus": "tilecast.hardware",
     "node": "tilecast.hardware",
     "nodes": "tilecast.hardware",
+    "predict_kernel": "tilecast.predictors",
     "TilecastError": "tilecast.errors",
 }
 
 if TYPE_CHECKING:
     from tilecast.errors import TilecastError
     from tilecast.hardware import GpuSpec, NodeSpec, gpu, gpus, node, nodes
+    from tilecast.predictors import predict_kernel
 
-__all__ = ["GpuSpec", "NodeSpec", "TilecastError", "__version__", "gpu", "gpus", "node", "nodes"]
+__all__ = ["GpuSpec", "NodeSpec", "TilecastError", "__version__", "gpu", "gpus", "node", "nodes", "predict_kernel"]
 
 
 def __getattr__(name: str) -> Any:

@@ -81,8 +81,9 @@ def run(quick: bool) -> Result:
         notes=[
             f"{num_cases} labels here; NeuSight predicted {stored.filter(pl.col('part') == 'total').select(CASE).n_unique()} of them"
             " (not two Switch runs of 2,048 tokens on A100 and one of `switch4` on L4).",
-            "NeuSight trained on P4, P100, V100, T4, A100-40GB (and MI100, MI210): L4, A100-80GB and the A100s of the 4-GPU runs are new to it.",
+            "NeuSight trained on P4, P100, V100, T4, A100-40GB, MI100 and MI210: L4, A100-80GB and the 4-GPU A100s are new to it.",
             "NeuSight's errors of forward and backward are twice those of its total: they have opposite signs.",
+            "Only NeuSight predicted fused, AMD and 4-GPU runs: compare the others with it slice by slice.",
             "Backward includes the accumulation of gradients, on both sides; there is no optimizer step.",
             "MI210, GPT2-Large, batch 4, training is an anomalous label; it is kept here as in NeuSight's own figures, and left out in"
             " the scores that say so.",

@@ -85,7 +85,8 @@ def ranks(predictions: pl.DataFrame, metric: str, over: str) -> list[Share]:
     """Median over groups of the rank correlation inside one: whether the better deployment is known to be better."""
     per_group = spearman(predictions.filter(pl.col("metric") == metric), GROUP)
     medians = per_group.group_by("predictor", maintain_order=True).agg(pl.col("spearman").median(), pl.len())
-    return [share(f"{metric} median rank correlation over {over}", row["predictor"], row["spearman"], row["len"]) for row in medians.to_dicts()]
+    name = f"{metric} median rank correlation over {over}"
+    return [share(name, row["predictor"], row["spearman"], row["len"]) for row in medians.to_dicts()]
 
 
 def run(quick: bool) -> Result:
@@ -121,13 +122,14 @@ def run(quick: bool) -> Result:
         slices=("metric", "model_class", "gpu", "engine"),
         splits=[
             {"kind": "constants", "held out": "all but Llama-3.1-8B and Qwen3-32B on H200", "seed": None, "rows": aggregated.height},
-            {"kind": "architecture", "held out": "each architecture in turn ('nearest point' only)", "seed": None, "rows": aggregated.height},
+            {"kind": "model", "held out": "each architecture in turn ('nearest point' only)", "seed": None, "rows": aggregated.height},
         ],
         shares=shares,
         notes=[
-            f"{measured['id'].n_unique()} points measured, of them {measured.filter(pl.col('mode') == 'agg')['id'].n_unique()} aggregated, all"
-            " of which AIConfigurator was run on; of the disaggregated ones it was run on 94, which count in the pooled figures only.",
-            "AIConfigurator used its newest tables for every engine version (it refuses older ones), and its hybrid mode where those do not do.",
+            f"{measured['id'].n_unique()} points measured; AIConfigurator was run on all {aggregated['id'].n_unique()} aggregated ones, and"
+            f" on {everywhere['id'].n_unique() - aggregated['id'].n_unique()} disaggregated ones that count in the pooled figures only.",
+            "AIConfigurator used its newest tables for every engine version (it refuses older ones), and its hybrid mode where these lack"
+            " an entry.",
             "Its failures: " + "; ".join(f"{row['len']} {row['reason']}" for row in reasons.to_dicts()) + ".",
             "Figures in circulation for 'dense' and 'MoE' hold only where measured tables sufficed, and count 24 points of NVIDIA-quantised"
             " Llama and Qwen models as MoE; both readings are in the shares.",

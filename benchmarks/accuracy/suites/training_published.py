@@ -83,7 +83,7 @@ def run(quick: bool) -> Result:
             "MPT on 8 to 512 A100 (40 and 80 GB), FSDP full sharding, bf16; SXM parts and the interconnect are assumed, not stated.",
             "FLOP of a token: 6 N + 12 L d s with the published N; the publisher's own MFU follows from it.",
             "Throughput spans a factor of 600, so anything that knows the FLOP ranks it nearly perfectly; ranking MFU is the hard part.",
-            "Under leave-one-size-out a constant MFU correlates negatively with MFU by construction: leaving good runs out lowers the median.",
+            "A constant of the other sizes ranks MFU backwards by construction: leaving the good runs out lowers the median.",
         ],
         target="no peer predicts these runs; constant MFU is the number to beat (Charon claims under 3.74 % on its own runs)",
     )

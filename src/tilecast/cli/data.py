@@ -190,7 +190,8 @@ def progress_bar() -> "Iterator[Progress]":
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("reading {task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("tables"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         tasks: dict[str, Any] = {}
 
         def progress(what: str, done: int, total: int) -> None:

@@ -11,6 +11,8 @@ from tilecast.errors import TilecastError, UnknownName
 
 # Command -> one line of help. Its file is imported when it runs, so --help stays fast however many there are.
 COMMANDS = {
+    "kernel": "How long one kernel takes on a GPU, what binds it, and why.",
+    "kernels": "The same for every row of a CSV or parquet file.",
     "gpus": "The GPU catalogue: list, show one with its sources, compare several.",
     "nodes": "Boxes and racks of GPUs: how many, and what connects them.",
     "data": "Measured data: pull, list, show, check, export.",
@@ -59,7 +61,7 @@ def run(arguments: list[str]) -> int:
         click.echo(problem.ctx.get_help() if problem.ctx else "")
         return 0
     except click.ClickException as problem:
-        return _fail(problem.format_message().replace("\n", " "), 2)
+        return _fail(" ".join(problem.format_message().split()), 2)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough

@@ -19,10 +19,10 @@ def cache_folder() -> Path:
     if os.environ.get(VARIABLE):
         return Path(os.environ[VARIABLE])
     if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local")) / "tilecast"
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "tilecast"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "tilecast"
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tilecast"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tilecast"
 
 
 def require_space(folder: Path, needed_bytes: int, what: str) -> None:

@@ -1,5 +1,7 @@
 """The noise floor: how far apart repeated measurements of one kernel are, by group. Below it there is nothing to learn."""
 
+import re
+
 import polars as pl
 
 from tilecast.datasets.schema import SHAPES
@@ -16,9 +18,14 @@ def repeat_pairs(frame: pl.DataFrame, family: str) -> pl.DataFrame:
     where = ["source", "gpu", "engine", "identity", "dtype", "timer", "cache"]
     key = [*where, *SHAPES[family]]
     again = frame.group_by(where).agg(pl.col("engine_version").n_unique().alias("versions")).filter(pl.col("versions") > 1)
-    several = frame.join(again, on=where, how="semi", nulls_equal=True)  # most kernels have one version: leave them out before the heavy part
+    # Most kernels have one version: leave them out before the heavy part.
+    several = frame.join(again, on=where, how="semi", nulls_equal=True)
     campaigns = several.group_by([*key, "engine_version"]).agg(pl.col("latency_s").median())
-    order = campaigns.sort("engine_version").with_columns(pl.struct(key).rank("dense").alias("kernel")).sort("kernel", maintain_order=True)
+    order = (
+        campaigns.sort(_age(campaigns["engine_version"]))
+        .with_columns(pl.struct(key).rank("dense").alias("kernel"))
+        .sort("kernel", maintain_order=True)
+    )
     paired = order.with_columns(
         pl.col("latency_s").shift(-1).alias("next_s"), pl.col("engine_version").shift(-1).alias("next_version")
     ).filter(pl.col("kernel") == pl.col("kernel").shift(-1))
@@ -51,3 +58,14 @@ def noise_floor(frame: pl.DataFrame, family: str) -> pl.DataFrame:
         )
         .sort("gpu", "engine")
     )
+
+
+def _age(versions: pl.Series) -> pl.Expr:
+    """The place of each version among all, oldest first: 0.5.9 comes before 0.5.10."""
+    oldest_first = sorted(versions.cast(pl.String).drop_nulls().unique(), key=_numbers_and_words)
+    places = {version: place for place, version in enumerate(oldest_first)}
+    return pl.col("engine_version").cast(pl.String).replace_strict(places, default=-1, return_dtype=pl.Int64)
+
+
+def _numbers_and_words(version: str) -> list[int | str]:
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", version)]

@@ -1,0 +1,352 @@
+"""`tilecast kernel FAMILY`: how long one kernel takes, what binds it, and why."""
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+import click
+import numpy as np
+
+from tilecast import hardware, units
+from tilecast.cli.output import command_line, emit, output_options, overrides_from, say
+from tilecast.errors import InvalidInput, SpecError
+from tilecast.execution.protocol import CACHES, TIMERS
+from tilecast.predictors.kernel import KernelPrediction, predict_kernel
+from tilecast.report import Grid, Report, versions
+
+BAR_WIDTH = 24
+TEXT_PARAMETERS = ("dtype", "identity", "kv_dtype", "distribution", "moe_pass", "op", "node", "kind")
+LEVERS = {
+    "boost_clock_hz": "SM clock", "num_sms": "number of SMs", "dram_bytes_per_s": "DRAM bandwidth", "l2_bytes": "L2 size", "tdp_w": "power limit",
+}  # fmt: skip
+LARGEST_FACTOR = 16.0
+
+
+class Families(click.Group):
+    """One sub-command per kernel family, made from the parameters of its record."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        from tilecast.kernels.registry import kernels
+
+        return sorted(kernels())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        from tilecast.kernels.registry import kernel
+
+        return family_command(kernel(cmd_name))
+
+
+@click.group(name="kernel", cls=Families)
+def command() -> None:
+    """Predict one kernel: latency with its interval, bound, what binds, demand per pipeline, waves, tile."""
+
+
+def family_command(kernel: Any) -> click.Command:
+    params: list[click.Parameter] = [
+        click.Option(["--gpu"], required=True, help="Catalogue id, device string, or the path of a TOML file.")
+    ]
+    for entry in fields(kernel):
+        required = entry.default is MISSING and entry.default_factory is MISSING
+        default = "" if required else f" [default: {entry.default}]"
+        params.append(
+            click.Option([f"--{entry.name.replace('_', '-')}", entry.name], required=required, help=f"{_words(entry.name)}{default}")
+        )
+    params += [
+        click.Option(["--timer"], default="profiler", show_default=True, help=f"How it is timed: {', '.join(TIMERS)}."),
+        click.Option(["--cache"], default="cold", show_default=True, help=f"What caches hold: {', '.join(CACHES)}."),
+        click.Option(["--explain"], is_flag=True, help="Walk through the stages with numbers."),
+        click.Option(["--why"], is_flag=True, help="What would make it 20 % faster."),
+        click.Option(["--sweep"], metavar="NAME=FROM:TO:STEP", help="A curve over one size, e.g. m=1:8192:x2 or m=64:4096:64."),
+        click.Option(["--plot", "plot_path"], metavar="FILE.png", help="Draw the sweep (extra viz)."),
+        click.Option(["--set", "assignments"], metavar="FACT=VALUE", multiple=True, help="What if: change a fact of the GPU (repeatable)."),
+    ]
+    summary = (kernel.__doc__ or kernel.family).strip().splitlines()[0]
+    return click.Command(kernel.family, params=params, callback=output_options(_callback(kernel)), help=summary)
+
+
+def _callback(kernel: Any) -> Any:
+    @click.pass_context
+    def run(ctx: click.Context, /, **given: Any) -> None:
+        output = {name: given.pop(name) for name in ("as_json", "as_csv", "as_python") if name in given}
+        asked = {name: given.pop(name) for name in ("gpu", "timer", "cache", "explain", "why", "sweep", "plot_path", "assignments")}
+        parameters = {name: parsed(name, text) for name, text in given.items() if text is not None}
+        if note := hardware.resolution_note(asked["gpu"]):
+            say(note)
+        emit(kernel_report(kernel, parameters, asked), **{name: output.get(name, False) for name in ("as_json", "as_csv", "as_python")})
+
+    return run
+
+
+def parsed(name: str, text: str) -> Any:
+    """A parameter's value from its text: a whole number, true or false, a pair such as 128x64, a list, or a name."""
+    plain = text.strip()
+    if name in TEXT_PARAMETERS or plain.startswith("["):
+        return plain
+    if plain.lower() in ("true", "false"):
+        return plain.lower() == "true"
+    if name == "tile":
+        sides = plain.lower().split("x")
+        if len(sides) != 2 or not all(side.isdigit() for side in sides):
+            raise InvalidInput(f"--tile {text!r} must read ROWSxCOLUMNS, e.g. 128x64")
+        return int(sides[0]), int(sides[1])
+    try:
+        return int(plain.replace("_", ""))
+    except ValueError:
+        raise InvalidInput(f"--{name.replace('_', '-')} {text!r} must be a whole number") from None
+
+
+def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]) -> Report:
+    overrides = overrides_from(asked["assignments"])
+    timing = {"timer": asked["timer"], "cache": asked["cache"]}
+
+    def predicted(**changes: Any) -> KernelPrediction:
+        return predict_kernel(kernel(**(parameters | changes)), asked["gpu"], **timing, overrides=overrides)
+
+    shown = tuple(f"{fact}={value}" for fact, value in overrides.items())
+    line = command_line("kernel", kernel.family, gpu=asked["gpu"], **_texts(parameters), **timing, set=shown)
+    python = _python(kernel, parameters, asked["gpu"], timing, overrides)
+    if asked["sweep"]:
+        return _sweep_report(predicted, asked["sweep"], asked["plot_path"], kernel.family, line, python)
+    prediction = predicted()
+    grids = [_headline(prediction), _pipelines(prediction)]
+    if asked["explain"]:
+        grids.append(_explained(prediction))
+    if asked["why"]:
+        grids.append(_levers(kernel, parameters, asked, timing, prediction))
+    payload = record(prediction, parameters, shown)
+    return Report(answer=_answer(prediction, parameters), grids=grids, payload=payload, records=[payload], python=python, command=line)
+
+
+# ---- what is said ------------------------------------------------------------------------------------------------
+
+
+def record(prediction: KernelPrediction, parameters: dict[str, Any], overrides: tuple[str, ...] = (), row: int = 0) -> dict[str, Any]:
+    """One launch as the contract's JSON (tilecast.kernel/1)."""
+    analysis = prediction.analysis
+    return {
+        "schema": "tilecast.kernel/1",
+        "median_s": float(prediction.median_s[row]),
+        "low_s": float(prediction.low_s[row]),
+        "high_s": float(prediction.high_s[row]),
+        "bound_s": float(prediction.bound_s[row]),
+        "bound_by": str(analysis.bound_by[row]),
+        "analytic_s": float(prediction.analytic_s[row]),
+        "efficiency": float(prediction.efficiency[row]),
+        "basis": str(prediction.basis[row]),
+        "demand": {name: float(values[row]) for name, values in analysis.demand_s.items()},
+        "waves": float(analysis.placement.waves[row]),
+        "tile": str(analysis.variant[row]),
+        "identity": getattr(prediction.kernel, "identity", None),
+        "protocol": {"timer": prediction.protocol.timer, "cache": prediction.protocol.cache},
+        "clock_hz": float(analysis.clock_hz[row]),
+        "inputs": {
+            "family": prediction.kernel.family, "gpu": prediction.gpu.id, **{name: _plain(value) for name, value in parameters.items()},
+            "set": list(overrides),
+        },
+        "versions": versions(),
+    }  # fmt: skip
+
+
+def _answer(prediction: KernelPrediction, parameters: dict[str, Any]) -> str:
+    sizes = " ".join(f"{name}={_plain(value)}" for name, value in parameters.items())
+    time = units.interval_s(prediction.median_s[0], prediction.low_s[0], prediction.high_s[0])
+    binding = str(prediction.analysis.bound_by[0])
+    limit = "the launch itself" if binding == "launch" else binding
+    return (
+        f"{prediction.kernel.family} {sizes} takes {time} on {prediction.gpu.id}, bound by {limit}; "
+        f"no kernel could beat {units.human('_s', prediction.bound_s[0])}."
+    )
+
+
+def _headline(prediction: KernelPrediction) -> Grid:
+    analysis = prediction.analysis
+    rows = [
+        ("latency", units.interval_s(prediction.median_s[0], prediction.low_s[0], prediction.high_s[0]), "median and 80 % interval"),
+        ("bound", units.human("_s", prediction.bound_s[0]), "largest demand at the highest clock"),
+        ("efficiency", f"{100 * prediction.efficiency[0]:.0f} %", "bound / latency"),
+        ("basis", str(prediction.basis[0]), "what the number rests on"),
+        ("clock", units.human("_hz", analysis.clock_hz[0]), "sustained under the power limit"),
+        ("launch", units.human("_s", analysis.launch_s[0]), f"timer {prediction.protocol.timer}"),
+        ("tasks", units.significant(analysis.placement.num_tasks[0], 6), f"on {prediction.gpu.num_sms} SMs"),
+        ("waves", units.significant(analysis.placement.waves[0]), f"{100 * analysis.placement.tail_fraction[0]:.0f} % of SM time is tail"),
+        ("tile", str(analysis.variant[0]) or "-", "cheapest of the candidates"),
+    ]
+    return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
+
+
+def _pipelines(prediction: KernelPrediction) -> Grid:
+    busy = prediction.analysis.busy_s
+    longest = max([float(values[0]) for values in busy.values()] + [1e-12])
+    rows = []
+    for name in sorted(busy, key=lambda name: -float(busy[name][0])):
+        demand = prediction.analysis.demand_s.get(name)
+        bar = "█" * max(1, round(BAR_WIDTH * float(busy[name][0]) / longest)) if busy[name][0] > 0 else ""
+        rows.append(
+            (name, units.human("_s", float(demand[0])) if demand is not None else "-", units.human("_s", float(busy[name][0])), bar)
+        )
+    return Grid(title="Pipelines", columns=("pipeline", "demand at peak", "busiest SM, reachable", ""), rows=rows,
+                right=frozenset({"demand at peak", "busiest SM, reachable"}), spare=("",))  # fmt: skip
+
+
+def _explained(prediction: KernelPrediction) -> Grid:
+    """The stages with numbers: enough to redo the result with a pocket calculator."""
+    from tilecast.execution import constants
+
+    analysis, gpu, using = prediction.analysis, prediction.gpu, constants()
+    on_sm = {name: float(values[0]) for name, values in analysis.busy_s.items() if name != "dram"}
+    joined = sum((value * 1e6) ** 4 for value in on_sm.values()) ** 0.25
+    placement = analysis.placement
+    rows = [
+        (
+            "tasks",
+            f"{placement.num_tasks[0]:g} tasks / {gpu.num_sms} SMs",
+            f"{placement.busiest_tasks[0]:.4g} tasks' work on the busiest SM",
+        ),
+        ("clock", f"boost {gpu.boost_clock_hz / 1e9:g} GHz, power limit {gpu.tdp_w or 0:g} W", f"{analysis.clock_hz[0] / 1e9:.4g} GHz"),
+        *((f"busy: {name}", "demand on the busiest SM at the reachable rate", f"{value * 1e6:.4g} us") for name, value in on_sm.items()),
+        ("on the SM", "fourth root of the sum of fourth powers", f"{joined:.4g} us"),
+        ("start and end", f"rounds x {using.fill_s * 1e6:g} us + {using.drain_s * 1e6:g} us", "added to the SM's time"),
+        (
+            "dram",
+            f"bytes / ({using.dram_fraction:g} x {gpu.dram_bytes_per_s / 1e12:g} TB/s)",
+            f"{float(analysis.busy_s['dram'][0]) * 1e6:.4g} us",
+        ),
+        ("launch", f"{using.launch_cycles:g} clocks at boost + {using.launch_s * 1e6:g} us", f"{analysis.launch_s[0] * 1e6:.4g} us"),
+        ("analytic", "SM and DRAM overlapped, plus launch; soft minimum over tiles", f"{prediction.analytic_s[0] * 1e6:.4g} us"),
+    ]
+    return Grid(title="How it comes about", columns=("stage", "from", "result"), rows=rows, right=frozenset({"result"}))
+
+
+def _levers(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any], timing: dict[str, str], now: KernelPrediction) -> Grid:
+    """For each fact of the GPU: what 10 % more gives, and how much more would make the kernel 20 % faster."""
+    base = overrides_from(asked["assignments"])
+
+    def time_s(fact: str, factor: float) -> float:
+        value = getattr(now.gpu, fact) * factor
+        change = {fact: round(value) if isinstance(getattr(now.gpu, fact), int) else value}
+        return float(predict_kernel(kernel(**parameters), asked["gpu"], **timing, overrides=base | change).median_s[0])
+
+    rows = []
+    current, goal = float(now.median_s[0]), float(now.median_s[0]) / 1.2
+    for fact, words in LEVERS.items():
+        if getattr(now.gpu, fact) is None:
+            continue
+        try:
+            gain = 1 - time_s(fact, 1.1) / current
+            needed = _factor_for(lambda factor, fact=fact: time_s(fact, factor), goal)  # type: ignore[misc]
+        except SpecError:
+            continue
+        rows.append((words, f"{100 * gain:+.1f} %", f"{needed:.2f}x" if needed else f"not even {LARGEST_FACTOR:g}x"))
+    return Grid(title="What would make it faster", columns=("lever", "time saved by 10 % more", "needed for 20 % faster"), rows=rows,
+                right=frozenset({"time saved by 10 % more", "needed for 20 % faster"}))  # fmt: skip
+
+
+def _factor_for(time_s: Any, goal_s: float) -> float | None:
+    low, high = 1.0, 1.0
+    while time_s(high) > goal_s:
+        low, high = high, high * 2
+        if high > LARGEST_FACTOR:
+            return None
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if time_s(middle) > goal_s else (low, middle)
+    return high
+
+
+# ---- sweep -------------------------------------------------------------------------------------------------------
+
+
+def sweep_values(text: str) -> tuple[str, np.ndarray]:
+    """("m", [1, 2, 4, ...]) from "m=1:8192:x2", or every 64th from "m=64:4096:64"."""
+    name, _, span = text.partition("=")
+    parts = span.split(":")
+    try:
+        start, stop = int(parts[0]), int(parts[1])
+        step = parts[2] if len(parts) > 2 else "x2"
+        values, value = [], start
+        while value <= stop and len(values) < 100_000:
+            values.append(value)
+            value = max(value + 1, round(value * float(step[1:]))) if step.startswith("x") else value + int(step)
+        if start < 1 or stop < start or value <= start:
+            raise ValueError
+    except (ValueError, IndexError):
+        raise InvalidInput(f"--sweep {text!r} must read NAME=FROM:TO:STEP, e.g. m=1:8192:x2 or m=64:4096:64") from None
+    return name.strip(), np.array(values)
+
+
+def _sweep_report(predicted: Any, text: str, plot_path: str | None, family: str, line: str, python: str) -> Report:
+    name, values = sweep_values(text)
+    try:
+        prediction = predicted(**{name: values})
+    except TypeError:
+        raise InvalidInput(f"--sweep: {family} has no parameter {name!r}") from None
+    longest = float(np.max(prediction.median_s))
+    rows = [
+        (str(value), units.human("_s", prediction.median_s[row]), str(prediction.analysis.variant[row]),
+         units.significant(prediction.analysis.placement.waves[row]), str(prediction.analysis.bound_by[row]),
+         "█" * max(1, round(40 * float(prediction.median_s[row]) / longest)))
+        for row, value in enumerate(values)
+    ]  # fmt: skip
+    if plot_path:
+        _draw_sweep(prediction, name, values, plot_path)
+    records = [{name: int(value), **_flat(prediction, row)} for row, value in enumerate(values)]
+    first, last = units.human("_s", prediction.median_s[0]), units.human("_s", prediction.median_s[-1])
+    return Report(
+        answer=f"{family} on {prediction.gpu.id} goes from {first} at {name}={values[0]} to {last} at {name}={values[-1]}.",
+        grids=[Grid(columns=(name, "latency", "tile", "waves", "bound by", "curve"), rows=rows, right=frozenset({name, "latency", "waves"}),
+                    spare=("curve", "bound by", "tile"))],
+        payload={"schema": "tilecast.sweep/1", "points": records, "versions": versions()},
+        records=records,
+        python=python,
+        command=f"{line} --sweep {text}",
+    )  # fmt: skip
+
+
+def _draw_sweep(prediction: KernelPrediction, name: str, values: np.ndarray, path: str) -> None:
+    from pathlib import Path
+
+    from tilecast.errors import MissingExtra
+
+    if Path(path).suffix not in (".png", ".svg", ".pdf"):
+        raise InvalidInput(f"--plot {path!r} must end in .png, .svg or .pdf")
+    try:
+        from tilecast.report.renderers.sweep_plot import draw
+    except ImportError:
+        raise MissingExtra.of("viz", "--plot") from None
+    draw(prediction, name, values, Path(path))
+    say(f"drew {path}")
+
+
+def _flat(prediction: KernelPrediction, row: int) -> dict[str, Any]:
+    return {
+        "median_s": float(prediction.median_s[row]),
+        "low_s": float(prediction.low_s[row]),
+        "high_s": float(prediction.high_s[row]),
+        "bound_s": float(prediction.bound_s[row]),
+        "analytic_s": float(prediction.analytic_s[row]),
+        "bound_by": str(prediction.analysis.bound_by[row]),
+        "basis": str(prediction.basis[row]),
+        "waves": float(prediction.analysis.placement.waves[row]),
+        "tile": str(prediction.analysis.variant[row]),
+    }
+
+
+# ---- words -------------------------------------------------------------------------------------------------------
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _plain(value: Any) -> Any:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _texts(parameters: dict[str, Any]) -> dict[str, str]:
+    return {name: str(_plain(value)).lower() if isinstance(value, bool) else str(_plain(value)) for name, value in parameters.items()}
+
+
+def _python(kernel: Any, parameters: dict[str, Any], gpu: str, timing: dict[str, str], overrides: dict[str, str]) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
+    more = "".join(f", {name}={value!r}" for name, value in timing.items()) + (f", overrides={overrides!r}" if overrides else "")
+    imports = f"import tilecast\nfrom {kernel.__module__} import {kernel.__name__}\n"
+    return f"{imports}tilecast.predict_kernel({kernel.__name__}({arguments}), gpu={gpu!r}{more})"

@@ -1,0 +1,186 @@
+"""`tilecast kernels IN --out OUT`: predict every row of a file; row order kept, format by extension."""
+
+import csv
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from tilecast.cli.output import command_line, emit, output_options, say
+from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
+from tilecast.report import Report, versions
+
+ADDED = ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "bound_by", "basis")
+COMMON = ("family", "gpu", "dtype", "identity", "timer", "cache")
+FORMATS = (".csv", ".parquet")
+
+
+@click.command(name="kernels")
+@click.argument("source", metavar="IN")
+@click.option("--out", "-o", "target", required=True, metavar="OUT", help="Where to write: .csv or .parquet.")
+@click.option("--keep-going", is_flag=True, help="Leave bad rows empty instead of stopping at the first.")
+@output_options
+def command(source: str, target: str, keep_going: bool, **output: bool) -> None:
+    """Predict every row of IN: columns family, gpu, dtype, [identity, timer, cache] and the family's parameters."""
+    for path in (source, target):
+        if Path(path).suffix not in FORMATS:
+            raise InvalidInput(f"{path!r} must end in {' or '.join(FORMATS)}")
+    columns = read(Path(source))
+    predicted, bad = predict_rows(columns, keep_going=keep_going)
+    write(Path(target), columns | predicted)
+    for row, reason in bad[:10]:
+        say(f"row {row + 1}: {reason}")
+    num_rows = len(next(iter(columns.values())))
+    answer = f"Predicted {num_rows - len(bad):,} of {num_rows:,} rows into {target}."
+    payload = {"rows": num_rows, "predicted": num_rows - len(bad), "bad": len(bad), "path": target, "versions": versions()}
+    python = f"from pathlib import Path\nfrom tilecast.cli import kernels\nkernels.predict_rows(kernels.read(Path({source!r})))"
+    line = command_line("kernels", source, out=target, keep_going=keep_going)
+    emit(Report(answer=answer, payload=payload, records=[payload], python=python, command=line), **output)
+
+
+def predict_rows(columns: dict[str, list[Any]], *, keep_going: bool = False) -> tuple[dict[str, list[Any]], list[tuple[int, str]]]:
+    """The added columns, in row order, and the rows that could not be predicted with the reason."""
+    for name in ("family", "gpu"):
+        if name not in columns:
+            raise InvalidInput(f"the column {name!r} is missing; it has {', '.join(columns)}")
+    num_rows = len(columns["family"])
+    added: dict[str, list[Any]] = {name: [None] * num_rows for name in ADDED}
+    bad: list[tuple[int, str]] = []
+    for rows in _groups(columns, num_rows).values():
+        try:
+            _predict_group(columns, rows, added)
+        except TilecastError:  # one of them is bad: find out which
+            for row in rows:
+                try:
+                    _predict_group(columns, [row], added)
+                except TilecastError as problem:
+                    if not keep_going:
+                        raise type(problem)(f"row {row + 1}: {problem}") from None
+                    bad.append((row, str(problem)))
+    return added, sorted(bad)
+
+
+def _groups(columns: dict[str, list[Any]], num_rows: int) -> dict[tuple[Any, ...], list[int]]:
+    """Rows that differ only in whole-number sizes go through the model together."""
+    texts = [name for name, values in columns.items() if any(isinstance(value, str) or isinstance(value, bool) for value in values)]
+    keys = list(dict.fromkeys([*(name for name in COMMON if name in columns), *texts]))
+    empty = [name for name in columns if name not in keys]
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for row in range(num_rows):
+        key = (*(columns[name][row] for name in keys), *(columns[name][row] is None for name in empty))
+        groups.setdefault(key, []).append(row)
+    return groups
+
+
+def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[str, list[Any]]) -> None:
+    from tilecast.kernels.registry import kernel
+    from tilecast.predictors.kernel import predict_kernel
+
+    first = {name: values[rows[0]] for name, values in columns.items()}
+    if not first["family"]:
+        raise InvalidInput("family is empty")
+    if not first["gpu"]:
+        raise InvalidInput("gpu is empty")
+    record = kernel(first["family"])
+    known = {entry.name for entry in fields(record)}
+    arguments: dict[str, Any] = {}
+    for name, value in first.items():
+        if name in known and value is not None:
+            is_text = isinstance(value, str | bool)
+            arguments[name] = value if is_text else np.array([columns[name][row] for row in rows])
+    try:
+        built = record(**arguments)
+    except TypeError as problem:
+        missing = str(problem).partition("argument")[2].lstrip("s: ").strip()
+        raise InvalidInput(f"{first['family']} lacks {missing}") from None
+    timing = {name: first[name] for name in ("timer", "cache") if first.get(name)}
+    prediction = predict_kernel(built, first["gpu"], **timing)
+    values = {name: getattr(prediction, name) for name in ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "basis")}
+    values["bound_by"] = prediction.analysis.bound_by
+    for name, array in values.items():
+        spread = np.broadcast_to(array, len(rows)).tolist()
+        for place, row in enumerate(rows):
+            added[name][row] = spread[place]
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+def read(path: Path) -> dict[str, list[Any]]:
+    """Columns of a CSV or parquet file; an empty cell is None, whole numbers and true / false are values."""
+    if not path.is_file():
+        raise MissingData(f"no file {path}")
+    if path.suffix == ".parquet":
+        pl = _polars()
+        try:
+            frame = pl.read_parquet(path)
+        except (pl.exceptions.PolarsError, OSError) as problem:
+            raise MissingData(f"{path} is damaged or no parquet file: {str(problem).splitlines()[0]}") from None
+        columns = {name: frame[name].to_list() for name in frame.columns}
+    else:
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                table = list(csv.reader(file))
+        except (OSError, UnicodeDecodeError, csv.Error) as problem:
+            raise MissingData(f"cannot read {path}: {problem}") from None
+        if not table:
+            raise InvalidInput(f"{path} is empty")
+        header, *lines = table
+        ragged = next((place for place, line in enumerate(lines) if len(line) != len(header)), None)
+        if ragged is not None:
+            raise InvalidInput(f"{path}, row {ragged + 1} has {len(lines[ragged])} cells, the header {len(header)}")
+        columns = {name.strip(): [_value(line[place]) for line in lines] for place, name in enumerate(header)}
+    if not columns or not next(iter(columns.values())):
+        raise InvalidInput(f"{path} has no rows")
+    return columns
+
+
+def _value(text: str) -> Any:
+    plain = text.strip()
+    if not plain:
+        return None
+    if plain.lower() in ("true", "false"):
+        return plain.lower() == "true"
+    try:
+        return int(plain)
+    except ValueError:
+        pass
+    try:
+        number = float(plain)
+    except ValueError:
+        return plain
+    return int(number) if number.is_integer() else number
+
+
+def write(path: Path, columns: dict[str, list[Any]]) -> None:
+    """All columns, under a temporary name first."""
+    import os
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        if path.suffix == ".parquet":
+            _polars().DataFrame(columns, strict=False).write_parquet(temporary)
+        else:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(columns)
+                writer.writerows(zip(*([_cell(value) for value in values] for values in columns.values()), strict=True))
+        temporary.replace(path)
+    except OSError as problem:
+        raise MissingData(f"cannot write {path}: {problem.strerror or problem}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else value
+
+
+def _polars() -> Any:
+    try:
+        import polars
+    except ImportError:
+        raise MissingExtra.of("data", "a parquet file") from None
+    return polars

@@ -1,0 +1,42 @@
+"""TaskSet: what one launch asks of a machine, split into tasks the way the kernel splits it.
+
+Shapes: L launches, V variants of the kernel (tiles, splits) priced side by side. Every field is an array that broadcasts to (L, V),
+so one launch and a million cost the same lines. Work per task counts padding; `least_*` is what the problem itself needs, the same
+for all V.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSet:
+    matrix_dtype: str  # whose tensor (else vector) rate the matrix work runs at
+    num_tasks: Floats
+    least_flop: Floats  # per launch, no padding: with least_bytes, the bound
+    least_bytes: Floats  # per launch, must cross DRAM in the asked cache state
+    matrix_flop: Floats | float = 0.0  # per task, padding included
+    vector_flop: Floats | float = 0.0  # per task, fp32 lanes
+    special_ops: Floats | float = 0.0  # per task: exp, rsqrt, ...
+    l2_bytes: Floats | float = 0.0  # per task, read through L2
+    shared_bytes: Floats | float = 0.0  # per task, through shared memory
+    dram_bytes: Floats | float = 0.0  # per launch, re-reads included
+    busiest_tasks: Floats | None = None  # mean tasks' worth of work on the busiest SM; None: whole tasks dealt round robin
+    rounds: Floats | None = None  # starts on one SM that nothing hides; None: as many as busiest_tasks
+    resident: int = 1  # tasks an SM holds at once: their starts hide one another
+    fixed_s: Floats | float = 0.0  # per launch: further small kernels, reductions
+    variants: tuple[str, ...] = ("",)  # what each of the V is called
+
+
+def ceil_div(numerator: Any, denominator: Any) -> Floats:
+    return np.asarray(np.ceil(np.asarray(numerator, dtype=np.float64) / denominator))
+
+
+def column(values: Any) -> Floats:
+    """Launch sizes as a column (L, 1), ready to meet a row of V variants."""
+    return np.asarray(np.atleast_1d(np.asarray(values, dtype=np.float64))[:, None])

@@ -1,0 +1,1 @@
+"""One file per kernel family: launch parameters in, tasks out."""

@@ -1,0 +1,56 @@
+"""What a kernel is: a frozen record of launch parameters, one shape or a million, that can split itself into tasks for a GPU."""
+
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from tilecast.errors import InvalidInput
+from tilecast.execution import Analysis, TaskSet, analyse
+from tilecast.execution import Protocol as Timing
+from tilecast.execution.tasks import Floats
+from tilecast.hardware import GpuSpec
+
+LARGEST = 2.0**53  # above this a float64 no longer counts one by one
+
+
+class Kernel(Protocol):
+    """A family's launch parameters. Every size is a whole number, or an array with one entry per launch."""
+
+    family: ClassVar[str]
+
+    @property
+    def dtype(self) -> str: ...
+
+    def tasks(self, gpu: GpuSpec, protocol: Timing) -> TaskSet:
+        """The launches' work, split as the kernel splits it on `gpu`. Raises InvalidInput or SpecError for what cannot run."""
+        ...
+
+
+def sizes(*, at_least: int = 1, **named: Any) -> dict[str, Floats]:
+    """Named sizes as float columns (L, 1) of one common length, checked to be whole numbers in range."""
+    columns: dict[str, Floats] = {}
+    for name, raw in named.items():
+        values = np.atleast_1d(np.asarray(raw))
+        if values.dtype == bool or values.dtype.kind not in "iuf" or values.ndim != 1:
+            raise InvalidInput(f"{name} = {raw!r} must be a whole number, or a list of them")
+        floats = values.astype(np.float64)
+        bad = ~np.isfinite(floats) | (floats != np.floor(floats)) | (floats < at_least) | (floats > LARGEST)
+        if bad.any():
+            row = int(np.argmax(bad))
+            where = f" (launch {row})" if len(values) > 1 else ""
+            raise InvalidInput(f"{name} = {values[row]}{where} must be a whole number of at least {at_least}")
+        columns[name] = floats[:, None]
+    lengths = {len(values) for values in columns.values()} - {1}
+    if len(lengths) > 1:
+        told = ", ".join(f"{name} {len(values)}" for name, values in columns.items())
+        raise InvalidInput(f"parameters have different numbers of launches: {told}")
+    length = max(len(values) for values in columns.values())
+    return {name: np.broadcast_to(values, (length, 1)) for name, values in columns.items()}
+
+
+def execution_of(kernel: Any, gpu: GpuSpec, protocol: Timing) -> Analysis:
+    """The analytic account of a kernel: from its tasks, or its own where it is no work on SMs (a collective)."""
+    if hasattr(kernel, "analyse"):
+        analysis: Analysis = kernel.analyse(gpu, protocol)
+        return analysis
+    return analyse(kernel.tasks(gpu, protocol), gpu, protocol)

@@ -1,0 +1,103 @@
+"""Dense and batched GEMM: one task per output tile, K whole or split; the tile is the cheapest of the architecture's candidates.
+
+A library picks its tile by a heuristic over the tiles it was compiled for. We price a small set the same way, so a new GPU needs no table:
+tall and wide tiles reuse operands best, small ones fill the machine, split-K fills it when even small tiles do not.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tilecast.dtypes import quantisation
+from tilecast.errors import InvalidInput
+from tilecast.execution import Protocol, TaskSet, constants
+from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
+from tilecast.execution.tasks import Floats, ceil_div
+from tilecast.hardware import GpuSpec
+from tilecast.kernels.base import sizes
+
+# Output tiles (rows, columns) that libraries ship. Tensor cores take 16 rows at the least; SIMT kernels tile for registers.
+TENSOR_TILES = ((16, 64), (16, 128), (32, 128), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
+VECTOR_TILES = ((32, 32), (32, 128), (64, 64), (128, 64), (64, 128), (128, 128))
+K_STEP = {True: 64, False: 16}  # a main loop's step along K, on tensor cores or not
+LEAST_SPLIT_K = 256  # a split leaves at least this much of K to each part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gemm:
+    """C[m, n] = A[m, k] B[k, n], `batch` times; k is summed. dtype names the quantisation; fp32 means TF32 off."""
+
+    family: ClassVar[str] = "gemm"
+
+    m: Any
+    n: Any
+    k: Any
+    batch: Any = 1
+    bias: Any = False
+    dtype: str = "bf16"
+    identity: str | None = None
+    tile: tuple[int, int] | None = None  # fix the tile instead of choosing
+    split: int | None = None
+
+    def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
+        held = quantisation(self.dtype)
+        size = sizes(m=self.m, n=self.n, k=self.k, batch=self.batch)
+        m, n, k, batch = (size[name] for name in ("m", "n", "k", "batch"))
+        on_tensor = held.compute.name in gpu.tensor_flop_per_clock_per_sm
+        tiles = self._tiles(gpu, on_tensor)
+        tile_m, tile_n = (np.array([[tile[side] for tile in tiles for _ in range(2)]], dtype=np.float64) for side in (0, 1))
+        output_tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
+
+        split = np.ones_like(output_tiles)
+        room = np.minimum(np.floor(gpu.num_sms / output_tiles), np.floor(k / LEAST_SPLIT_K))
+        split[:, 1::2] = np.maximum(1.0, room[:, 1::2]) if self.split is None else self.split
+        if self.split is not None:
+            split[:] = self.split
+        step = K_STEP[on_tensor]
+        k_part = ceil_div(ceil_div(k, split), step) * step
+
+        a_bytes, b_bytes = batch * m * k * held.activation.bytes, batch * n * k * held.weight.bytes
+        out = max(2.0, min(4.0, held.activation.bytes))
+        c_bytes = batch * m * n * out + np.where(np.asarray(self.bias).reshape(-1, 1), n * out, 0.0)
+        using = constants()
+        dram = from_dram({"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}, gpu, protocol.cache, using.rotated_copies)
+        partial_bytes = split * batch * m * n * 8.0  # fp32 sums written and read again
+        reduction_s = using.split_s + partial_bytes / (gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz)
+        return TaskSet(
+            matrix_dtype=held.compute.name,
+            num_tasks=output_tiles * split,
+            least_flop=2.0 * batch * m * n * k,
+            least_bytes=least_from_dram(a_bytes + b_bytes + c_bytes, gpu, protocol.cache),
+            matrix_flop=2.0 * tile_m * tile_n * k_part,
+            l2_bytes=(tile_m * held.activation.bytes + tile_n * held.weight.bytes) * k_part,
+            dram_bytes=dram,
+            fixed_s=np.where(split > 1, reduction_s, 0.0) + self._quantise_s(size, gpu, protocol),
+            variants=tuple(f"{rows}x{columns}{kind}" for rows, columns in tiles for kind in ("", " split-K")),
+        )
+
+    def _quantise_s(self, size: dict[str, Floats], gpu: GpuSpec, protocol: Protocol) -> Floats | float:
+        """16-bit activations made narrow first: a profiler times the product alone, a graph or an event the whole call."""
+        held = quantisation(self.dtype).activation
+        if protocol.timer == "profiler" or held.bits >= 16:
+            return 0.0
+        using = constants()
+        traffic_bytes = size["batch"] * size["m"] * size["k"] * (2.0 + held.bytes)
+        l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
+        dram_s = traffic_bytes * (1.0 - hit_fraction(traffic_bytes, gpu)) / (gpu.dram_bytes_per_s * using.dram_fraction)
+        return np.asarray(using.quantise_s + np.maximum(traffic_bytes / l2_per_s, dram_s))
+
+    def _tiles(self, gpu: GpuSpec, on_tensor: bool) -> tuple[tuple[int, int], ...]:
+        if self.tile is None:
+            return TENSOR_TILES if on_tensor else VECTOR_TILES
+        rows, columns = self.tile
+        if rows < 1 or columns < 1:
+            raise InvalidInput(f"tile = {rows}x{columns} must be two whole numbers of at least 1")
+        needed = (rows + columns) * K_STEP[on_tensor] * quantisation(self.dtype).activation.bytes
+        if gpu.shared_bytes_per_block is not None and needed > gpu.shared_bytes_per_block:
+            limit = f"{gpu.id} has {gpu.shared_bytes_per_block:,}"
+            raise InvalidInput(f"tile = {rows}x{columns} needs {needed:,.0f} bytes of shared memory a block; {limit}")
+        return (self.tile,)
+
+
+KERNELS = (Gemm,)

@@ -1,0 +1,432 @@
+"""Mixture of experts: two grouped GEMM passes over the tokens each expert got, and the small kernels that route, activate and reduce.
+
+An expert's tokens are padded to whole tiles, so the number of tasks follows the histogram of tokens per expert, not their sum; only experts
+with tokens read their weights. Under expert parallelism the busiest rank is priced. Shapes: L launches, V tiles, E experts, D draws.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilecast.dtypes import Quantisation, quantisation
+from tilecast.errors import InvalidInput, UnknownName
+from tilecast.execution import Constants, Protocol, TaskSet, constants
+from tilecast.execution.cache import cache_bytes, hit_fraction, least_from_dram
+from tilecast.execution.fitted import load
+from tilecast.execution.tasks import Floats, ceil_div
+from tilecast.hardware import GpuSpec
+from tilecast.kernels.base import sizes
+
+PASSES = ("w13", "w2", "both")
+TILE_ROWS, TILE_COLUMNS = (16, 32, 64, 128), (64, 128, 256)
+K_STEP = 64  # a main loop's step along K where none is given
+LEAST_STAGES = 2  # steps a main loop keeps in shared memory at once
+NUM_DRAWS = 8  # orders of the experts over which the busiest rank of a skewed load is averaged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeConstants:
+    """constants/moe.toml says what each one is."""
+
+    small_kernel_s: float
+    tensor_share: float
+    dram_share: float
+    step_s: float
+    quantise_s: float
+
+
+@cache
+def moe_constants() -> MoeConstants:
+    return load(MoeConstants, "moe")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """How one identity goes about it, beside its two grouped GEMMs."""
+
+    num_small_kernels: int  # routing, sorting, scatter, activation, reduction
+    copies_tokens: bool  # a kernel writes each expert's rows next to each other first
+    fuses_activation: bool  # the first GEMM writes the activated half only
+
+
+IMPLEMENTATIONS = {
+    "triton": Implementation(num_small_kernels=4, copies_tokens=False, fuses_activation=False),
+    "grouped": Implementation(num_small_kernels=3, copies_tokens=False, fuses_activation=True),
+    "cutlass": Implementation(num_small_kernels=5, copies_tokens=True, fuses_activation=False),
+    "deepgemm": Implementation(num_small_kernels=6, copies_tokens=True, fuses_activation=False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Moe:
+    """One rank's MoE layer. `inter_size` is one expert's, before tensor parallelism; w13 is twice as wide unless not `gated`.
+
+    `distribution`: balanced, power_law_A (loads drawn from x^-A) or a JSON list of tokens per expert; one text, or one per launch.
+    """
+
+    family: ClassVar[str] = "moe"
+
+    num_tokens: Any
+    hidden_size: Any
+    inter_size: Any
+    num_experts: Any
+    topk: Any
+    tp: Any = 1
+    ep: Any = 1
+    distribution: Any = "balanced"
+    moe_pass: Any = "both"
+    gated: Any = True
+    block_m: Any = None
+    block_n: Any = None
+    block_k: Any = None
+    group_m: Any = None
+    num_warps: Any = None
+    num_stages: Any = None
+    dtype: str = "bf16"
+    identity: str | None = None
+
+    def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
+        held = quantisation(self.dtype)
+        problem = _problem(self)
+        tile = _tiles(self, gpu, held, len(problem.num_tokens))
+        return _task_set(problem, tile, _implementation(self.identity, gpu), held, gpu, protocol)
+
+
+KERNELS = (Moe,)
+
+
+# ---- what is asked ---------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Checked sizes, columns (L, 1)."""
+
+    num_tokens: Floats
+    hidden: Floats
+    inter: Floats  # of one expert on one rank
+    num_experts: Floats
+    topk: Floats
+    ep: Floats
+    distribution: NDArray[np.str_]  # (L,) or (1,)
+    runs_w13: NDArray[np.bool_]
+    runs_w2: NDArray[np.bool_]
+    gate: Floats  # 2 where w13 holds gate and up, else 1
+
+
+def _problem(asked: Moe) -> Problem:
+    texts = {"distribution": _texts(asked.distribution, "distribution"), "moe_pass": _texts(asked.moe_pass, "moe_pass")}
+    gated = np.atleast_1d(np.asarray(asked.gated)).astype(bool)
+    names = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep")
+    longest = max(len(gated), *(len(text) for text in texts.values()))
+    size = sizes(**{name: getattr(asked, name) for name in names}, launches=np.ones(longest))
+    _require(size["topk"] <= size["num_experts"], "topk = {topk} exceeds num_experts = {num_experts}", size)
+    _require(size["num_experts"] % size["ep"] == 0, "num_experts = {num_experts} must be a multiple of ep = {ep}", size)
+    _require(size["inter_size"] % size["tp"] == 0, "inter_size = {inter_size} must be a multiple of tp = {tp}", size)
+    for name in np.unique(texts["moe_pass"]):
+        if name not in PASSES:
+            raise UnknownName.among("moe_pass", str(name), PASSES)
+    passes = texts["moe_pass"][:, None]
+    return Problem(
+        num_tokens=size["num_tokens"],
+        hidden=size["hidden_size"],
+        inter=size["inter_size"] / size["tp"],
+        num_experts=size["num_experts"],
+        topk=size["topk"],
+        ep=size["ep"],
+        distribution=texts["distribution"],
+        runs_w13=np.isin(passes, ("w13", "both")),
+        runs_w2=np.isin(passes, ("w2", "both")),
+        gate=np.where(gated, 2.0, 1.0)[:, None],
+    )
+
+
+def _texts(raw: Any, name: str) -> NDArray[np.str_]:
+    texts = np.atleast_1d(np.asarray(raw))
+    if texts.dtype.kind not in "UO" or texts.ndim != 1:
+        raise InvalidInput(f"{name} = {raw!r} must be a text, or a list of them")
+    return texts.astype(np.str_)
+
+
+def _require(holds: NDArray[np.bool_], sentence: str, size: dict[str, Floats]) -> None:
+    if not holds.all():
+        row = int(np.argmin(holds[:, 0]))
+        where = f" (launch {row})" if len(holds) > 1 else ""
+        raise InvalidInput(sentence.format(**{name: f"{values[row, 0]:.0f}" for name, values in size.items()}) + where)
+
+
+def _implementation(identity: str | None, gpu: GpuSpec) -> Implementation:
+    """By name; by default what engines run on that GPU: fused grouped kernels on data-centre Blackwell, else Triton."""
+    name = identity or ("grouped" if gpu.target in ("sm_100", "sm_103") else "triton")
+    if name not in IMPLEMENTATIONS:
+        raise UnknownName.among("identity", name, IMPLEMENTATIONS)
+    return IMPLEMENTATIONS[name]
+
+
+# ---- tiles -----------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Arrays (1, V) of candidates, or (L, 1) where every launch has its own."""
+
+    rows: Floats
+    columns: Floats
+    k_step: Floats
+    stages: Floats
+    names: tuple[str, ...]
+
+
+def _tiles(asked: Moe, gpu: GpuSpec, held: Quantisation, num_launches: int) -> Tile:
+    given = {name: getattr(asked, name) for name in ("block_m", "block_n", "block_k", "group_m", "num_warps", "num_stages")}
+    fixed = sizes(**{name: value for name, value in given.items() if value is not None}, launches=np.ones(num_launches))
+    del fixed["launches"]
+    rows, columns = fixed.get("block_m"), fixed.get("block_n")
+    pairs = [(m, n) for m in (TILE_ROWS if rows is None else (0,)) for n in (TILE_COLUMNS if columns is None else (0,))]
+    tile = Tile(
+        rows=np.array([[m for m, _ in pairs]], dtype=np.float64) if rows is None else rows,
+        columns=np.array([[n for _, n in pairs]], dtype=np.float64) if columns is None else columns,
+        k_step=fixed.get("block_k", np.array([[float(K_STEP)]])),
+        stages=fixed.get("num_stages", np.array([[float(LEAST_STAGES)]])),
+        names=tuple(f"{m or 'given '}x{n or ' given'}" for m, n in pairs),
+    )
+    if rows is not None or columns is not None:
+        _check_shared_memory(tile, gpu, held)
+    return tile
+
+
+def _shared_bytes(tile: Tile, held: Quantisation) -> Floats:
+    step = tile.rows * held.activation.bytes + tile.columns * held.weight.bytes
+    return np.asarray(step * tile.k_step * np.maximum(tile.stages - 1, 1))
+
+
+def _check_shared_memory(tile: Tile, gpu: GpuSpec, held: Quantisation) -> None:
+    needed = _shared_bytes(tile, held)
+    if gpu.shared_bytes_per_block is None or (needed <= gpu.shared_bytes_per_block).all():
+        return
+    row = np.unravel_index(int(np.argmax(needed)), needed.shape)
+    m, n, k = (np.broadcast_to(side, needed.shape)[row] for side in (tile.rows, tile.columns, tile.k_step))
+    raise InvalidInput(
+        f"tile = {m:.0f}x{n:.0f}x{k:.0f} needs {needed[row]:,.0f} bytes of shared memory; {gpu.id} has {gpu.shared_bytes_per_block:,}"
+    )
+
+
+# ---- tokens per expert -----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What the experts of the busiest rank got; expectations where the distribution is random."""
+
+    pairs: Floats  # (L, 1) of a token and an expert
+    active_experts: Floats  # (L, 1) with at least one token
+    row_tiles: Floats  # (L, V) tiles along the tokens, padding included
+
+
+def rank_load(problem: Problem, tile_rows: Floats) -> Load:
+    """Loads of the busiest rank, worked out once for each different histogram."""
+    keys = [problem.num_tokens, problem.num_experts, problem.topk, problem.ep, *([tile_rows] if len(tile_rows) > 1 else [])]
+    kinds, kind = np.unique(problem.distribution, return_inverse=True)
+    first, where = _distinct([np.broadcast_to(kind, len(problem.num_tokens)), *(key[:, 0] for key in keys)])
+    tokens, experts, topk, ep = (key[first, 0] for key in keys[:4])
+    kind_of = np.broadcast_to(kind, len(problem.num_tokens))[first]
+    rows = tile_rows[first] if len(tile_rows) > 1 else tile_rows
+    pairs, active = np.empty((2, len(first), 1))
+    row_tiles = np.empty((len(first), rows.shape[1]))
+    shapes, group = np.unique(np.stack([kind_of, experts, ep], axis=1), axis=0, return_inverse=True)
+    for index, (code, num_experts, ranks) in enumerate(shapes):
+        some = np.flatnonzero(group.reshape(-1) == index)
+        loads_LDE = _busiest_rank(str(kinds[int(code)]), tokens[some], int(num_experts), topk[some], int(ranks))
+        draws = loads_LDE.shape[1]
+        flat = loads_LDE.reshape(len(some), -1)
+        pairs[some, 0], active[some, 0] = flat.sum(axis=1) / draws, (flat > 0).sum(axis=1) / draws
+        its_rows = rows[some] if len(rows) > 1 else rows
+        wanted, column = np.unique(its_rows[0], return_inverse=True) if len(rows) == 1 else (None, None)
+        if wanted is None:
+            row_tiles[some] = np.ceil(flat / its_rows).sum(axis=1, keepdims=True) / draws
+        else:
+            row_tiles[some] = np.stack([np.ceil(flat / height).sum(axis=1) for height in wanted], axis=1)[:, column] / draws
+    return Load(pairs=pairs[where], active_experts=active[where], row_tiles=row_tiles[where])
+
+
+def _distinct(columns: list[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row numbers of the first of each different row, and which of them every row is."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for values in columns:
+        found, number = np.unique(values, return_inverse=True)
+        if len(found) > 1:
+            code = np.unique(code * len(found) + number.reshape(-1), return_inverse=True)[1].reshape(-1)
+    _, first, where = np.unique(code, return_index=True, return_inverse=True)
+    return first, where.reshape(-1)
+
+
+def _busiest_rank(distribution: str, tokens: Floats, num_experts: int, topk: Floats, ep: int) -> Floats:
+    """Tokens per expert of the busiest rank, (L, D, E): D equally likely ways the experts may lie on the ranks."""
+    on_rank = num_experts // ep
+    if distribution == "balanced":
+        return _balanced(tokens * topk, num_experts, ep)[:, None, :]
+    if re.fullmatch(r"power_law_\d+(\.\d+)?", distribution):
+        loads = power_law_loads(tokens, num_experts, topk, float(distribution.rpartition("_")[2]))
+        if ep == 1:
+            return loads[:, None, :]
+        ranks = loads[:, _orders(num_experts)].reshape(len(loads), NUM_DRAWS, ep, on_rank)
+    elif distribution.startswith("["):
+        ranks = _histogram(distribution, tokens, num_experts, topk).reshape(-1, 1, ep, on_rank)
+    else:
+        raise InvalidInput(f"distribution = {distribution!r} must be 'balanced', 'power_law_A' with a number A, or a JSON list of tokens per expert")
+    busiest = np.argmax(ranks.sum(axis=3), axis=2)[:, :, None, None]
+    return np.asarray(np.take_along_axis(ranks, busiest, axis=2)[:, :, 0, :])
+
+
+def _balanced(pairs: Floats, num_experts: int, ep: int) -> Floats:
+    """Dealt round robin over the ranks and, on a rank, over its experts."""
+    extra = ceil_div(pairs % num_experts, ep)[:, None]
+    return np.asarray(np.floor(pairs / num_experts)[:, None] + (np.arange(num_experts // ep) < extra))
+
+
+def power_law_loads(tokens: Floats, num_experts: int, topk: Floats, exponent: float) -> Floats:
+    """Tokens per expert, most first (L, E), when loads are drawn from x^-exponent: the quantiles in place of a draw.
+
+    As AIConfigurator draws them: x in [1, 0.8 tokens], or [0.01, 2] when there are fewer pairs than experts; scaled and rounded to the
+    number of pairs; no expert gets a token twice.
+    """
+    pairs = (tokens * topk)[:, None]
+    many = pairs > num_experts
+    low, high = np.where(many, 1.0, 0.01), np.where(many, np.maximum(0.8 * tokens[:, None], 1.0 + 1e-9), 2.0)
+    quantile = 1.0 - (np.arange(num_experts) + 0.5) / num_experts
+    power = 1.0 - exponent
+    if abs(power) < 1e-9:
+        weight = low * (high / low) ** quantile
+    else:
+        weight = ((high**power - low**power) * quantile + low**power) ** (1.0 / power)
+    return _whole(_capped(weight, pairs, tokens[:, None]), pairs, tokens[:, None])
+
+
+def _capped(weight: Floats, total: Floats, cap: Floats) -> Floats:
+    """Shares of `total` in proportion to `weight` (most first), none above `cap`: what the full ones cannot take goes to the rest."""
+    tail = np.cumsum(weight[:, ::-1], axis=1)[:, ::-1]
+    position = np.arange(weight.shape[1])
+    scale = np.maximum(total - position * cap, 0.0) / tail  # if the first `position` experts are full
+    full = np.argmax(weight * scale <= cap * (1 + 1e-12), axis=1)[:, None]
+    return np.asarray(np.where(position < full, cap, weight * np.take_along_axis(scale, full, axis=1)))
+
+
+def _whole(share: Floats, total: Floats, cap: Floats) -> Floats:
+    """Rounded; the difference to `total` goes to, or comes from, the most loaded that can take it."""
+    loads = np.round(share)
+    for _ in range(2):
+        missing = total - loads.sum(axis=1, keepdims=True)
+        can = np.where(missing > 0, loads < cap, loads > 0)
+        loads = loads + np.sign(missing) * (can & (np.cumsum(can, axis=1) <= np.abs(missing)))
+    return loads
+
+
+@cache
+def _orders(num_experts: int) -> NDArray[np.int64]:
+    """The same few shuffles of the experts every time, (D, E)."""
+    shuffle = np.random.default_rng(num_experts)
+    return np.stack([shuffle.permutation(num_experts) for _ in range(NUM_DRAWS)])
+
+
+def _histogram(text: str, tokens: Floats, num_experts: int, topk: Floats) -> Floats:
+    try:
+        values = np.asarray(json.loads(text), dtype=np.float64)
+    except (ValueError, TypeError):
+        values = np.empty(0)
+    if values.ndim != 1 or not len(values) or (values < 0).any() or (values != np.floor(values)).any():
+        raise InvalidInput(f"distribution = {text[:60]!r} must be a JSON list of whole numbers, tokens per expert")
+    if len(values) != num_experts:
+        raise InvalidInput(f"distribution lists {len(values)} experts; num_experts = {num_experts}")
+    wrong = values.sum() != tokens * topk
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InvalidInput(f"distribution sums to {values.sum():.0f}; num_tokens x topk = {tokens[row] * topk[row]:.0f}")
+    if values.max() > tokens.min():
+        raise InvalidInput(f"distribution gives one expert {values.max():.0f} tokens of num_tokens = {tokens.min():.0f}")
+    return np.broadcast_to(values, (len(tokens), num_experts))
+
+
+# ---- work ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisation, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
+    using, fitted = constants(), moe_constants()
+    load_ = rank_load(problem, tile.rows)
+    pairs, active = load_.pairs, load_.active_experts
+    widths = np.where(problem.runs_w13, problem.gate * problem.inter, 0.0), np.where(problem.runs_w2, problem.hidden, 0.0)
+    depths = problem.hidden, problem.inter
+    both = problem.runs_w13 & problem.runs_w2
+
+    tiles = tuple(load_.row_tiles * ceil_div(width, tile.columns) for width in widths)
+    k_padded = tuple(ceil_div(depth, tile.k_step) * tile.k_step for depth in depths)
+    num_tasks = tiles[0] + tiles[1]
+    mean_k = (tiles[0] * k_padded[0] + tiles[1] * k_padded[1]) / num_tasks
+    waves = tuple(np.ceil(count / gpu.num_sms) for count in tiles)
+    resident = _resident(tile, held, gpu)
+    rounds = sum(
+        np.ceil(count / gpu.num_sms / resident) * (1.0 + k / tile.k_step * fitted.step_s / using.fill_s)
+        for count, k in zip(tiles, k_padded, strict=True)
+    )
+
+    weight_bytes = sum(active * width * depth * held.weight.bytes for width, depth in zip(widths, depths, strict=True))
+    tokens_here = np.minimum(problem.num_tokens, pairs)
+    streams = _streams(problem, pairs, tokens_here, how, held)
+    first_read, last_written = streams["tokens"], streams["result"]
+    inside = sum(size for name, size in streams.items() if name not in ("tokens", "result"))
+    weights_found = 0.0 if protocol.cache == "cold" else hit_fraction(weight_bytes + first_read + last_written + inside, gpu)
+    dram = (weight_bytes * (1 - weights_found) + first_read + last_written) / fitted.dram_share
+    small_s = _small_kernels_s(problem, inside, both, how, held, gpu, using, fitted)
+    return TaskSet(
+        matrix_dtype=held.compute.name,
+        num_tasks=num_tasks,
+        least_flop=2.0 * pairs * sum(width * depth for width, depth in zip(widths, depths, strict=True)),
+        least_bytes=least_from_dram(weight_bytes + first_read + last_written, gpu, protocol.cache),
+        matrix_flop=2.0 * tile.rows * tile.columns * mean_k / fitted.tensor_share,
+        l2_bytes=(tile.rows * held.activation.bytes + tile.columns * held.weight.bytes) * mean_k,
+        dram_bytes=dram,
+        busiest_tasks=(waves[0] * k_padded[0] + waves[1] * k_padded[1]) / mean_k,
+        rounds=np.asarray(rounds),
+        fixed_s=small_s,
+        variants=tile.names,
+    )
+
+
+def _resident(tile: Tile, held: Quantisation, gpu: GpuSpec) -> Floats:
+    """Tasks an SM holds at once, as shared memory allows, at most 4."""
+    shared = gpu.shared_bytes_per_sm or gpu.shared_bytes_per_block or 65536
+    return np.clip(np.floor(shared / (_shared_bytes(tile, held) * 1.5)), 1.0, 4.0)
+
+
+def _streams(problem: Problem, pairs: Floats, tokens: Floats, how: Implementation, held: Quantisation) -> dict[str, Floats]:
+    """Bytes of activations read and written, by name, in the order they are."""
+    both = problem.runs_w13 & problem.runs_w2
+    inter_out = problem.inter * (1.0 if how.fuses_activation else problem.gate)
+    act, out = held.activation.bytes, 2.0
+    return {
+        "tokens": np.where(problem.runs_w13, tokens * problem.hidden * out, pairs * problem.inter * act),
+        "quantised": np.where(both & (act < out), 2.0 * tokens * problem.hidden * act, 0.0),
+        "copied": np.where(both & how.copies_tokens, 2.0 * pairs * problem.hidden * act, 0.0),
+        "first": np.where(both, (1.0 if how.fuses_activation else 2.0) * pairs * inter_out * out, 0.0),
+        "activated": np.where(both, (1.0 if how.fuses_activation else 2.0) * pairs * problem.inter * act, 0.0),
+        "second": np.where(both, 2.0 * pairs * problem.hidden * out, 0.0),
+        "result": np.where(problem.runs_w2, tokens * problem.hidden * out, pairs * problem.gate * problem.inter * out),
+    }
+
+
+def _small_kernels_s(
+    problem: Problem, inside: Floats, both: NDArray[np.bool_], how: Implementation, held: Quantisation, gpu: GpuSpec, using: Constants, fitted: MoeConstants
+) -> Floats:
+    """Launches beside the first GEMM, and the traffic of intermediate results through L2 or, where they do not fit, DRAM."""
+    quantises = held.activation.bytes < 2
+    launches_s = how.num_small_kernels * fitted.small_kernel_s + (fitted.quantise_s if quantises else 0.0)
+    second_s = using.launch_cycles / gpu.boost_clock_hz + using.launch_s + using.drain_s
+    missed = 1.0 - hit_fraction(inside / 3.0, gpu)
+    dram_s = inside * missed / (gpu.dram_bytes_per_s * using.dram_fraction)
+    l2_s = inside * (1 - missed) / (gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz)
+    return np.where(both, launches_s + second_s + dram_s + l2_s, 0.0)

@@ -1,0 +1,133 @@
+"""Predict one kernel, or a million launches of it: median, 80 % interval, bound, what binds, and the basis of the number."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilecast import hardware, units
+from tilecast.execution import Analysis, Protocol
+from tilecast.execution.tasks import Floats
+from tilecast.hardware import GpuSpec
+from tilecast.kernels.base import execution_of
+from tilecast.markup import html_table
+
+BLOCK = 4096  # launches priced at once: their arrays stay in the processor's cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelPrediction:
+    """L launches of one kernel on one GPU. Arrays have one entry per launch."""
+
+    kernel: Any
+    gpu: GpuSpec
+    protocol: Protocol
+    median_s: Floats
+    low_s: Floats
+    high_s: Floats
+    analysis: Analysis
+    basis: np.ndarray
+
+    @property
+    def bound_s(self) -> Floats:
+        return self.analysis.bound_s
+
+    @property
+    def analytic_s(self) -> Floats:
+        return self.analysis.analytic_s
+
+    @property
+    def efficiency(self) -> Floats:
+        """How near the prediction is to the bound: 1 is perfect."""
+        return np.asarray(self.bound_s / self.median_s)
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (str(row), units.interval_s(self.median_s[row], self.low_s[row], self.high_s[row]), units.human("_s", self.bound_s[row]),
+             str(self.analysis.bound_by[row]), str(self.basis[row]))
+            for row in range(min(len(self.median_s), 50))
+        ]  # fmt: skip
+        return html_table(f"{self.kernel.family} on {self.gpu.id}", ("launch", "median (80 %)", "bound", "bound by", "basis"), rows)
+
+
+def predict_kernel(
+    kernel: Any, gpu: str | GpuSpec, *, timer: str = "profiler", cache: str = "cold", overrides: Mapping[str, object] | None = None
+) -> KernelPrediction:
+    """How long `kernel` takes on `gpu`; sizes may be arrays, one entry per launch.
+
+    >>> from tilecast.kernels.gemm import Gemm
+    >>> float(predict_kernel(Gemm(m=4096, n=4096, k=4096), gpu="h100-sxm").median_s[0]) > 1e-4
+    True
+    """
+    spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
+    protocol = Protocol(timer=timer, cache=cache)
+    analysis = _joined([execution_of(part, spec, protocol) for part in _blocks(kernel)])
+    width = interval_width(kernel.family)
+    median_s = analysis.analytic_s
+    return KernelPrediction(
+        kernel=kernel,
+        gpu=spec,
+        protocol=protocol,
+        median_s=median_s,
+        low_s=np.maximum(median_s * np.exp(-width), analysis.bound_s),
+        high_s=median_s * np.exp(width),
+        analysis=analysis,
+        basis=np.full(len(median_s), "analytic"),
+    )
+
+
+@cache
+def _widths() -> dict[str, float]:
+    return tomllib.loads(Path(__file__).with_name("intervals.toml").read_text(encoding="utf-8"))
+
+
+def interval_width(family: str) -> float:
+    """Half the width of the 80 % interval of log(measured / analytic)."""
+    return _widths().get(family, _widths()["default"])
+
+
+def _blocks(kernel: Any) -> list[Any]:
+    """The kernel cut into runs of at most BLOCK launches."""
+    arrays = {
+        entry.name: value
+        for entry in fields(kernel)
+        if isinstance(value := getattr(kernel, entry.name), np.ndarray | list) and np.ndim(value) == 1 and len(value) > BLOCK
+    }
+    if not arrays:
+        return [kernel]
+    length = max(map(len, arrays.values()))
+    others = {entry.name: getattr(kernel, entry.name) for entry in fields(kernel) if entry.name not in arrays}
+    return [
+        type(kernel)(**others, **{name: values[start : start + BLOCK] for name, values in arrays.items()})
+        for start in range(0, length, BLOCK)
+    ]
+
+
+def _joined(parts: list[Analysis]) -> Analysis:
+    if len(parts) == 1:
+        return parts[0]
+    return _concatenated(parts)
+
+
+def _concatenated(parts: list[Any]) -> Any:
+    """Records of arrays end to end, field by field; a pipeline that one part lacks is zero there."""
+    first = parts[0]
+    joined: dict[str, Any] = {}
+    for entry in fields(first):
+        values = [getattr(part, entry.name) for part in parts]
+        if isinstance(values[0], Mapping):
+            lengths = [len(next(iter(value.values()))) for value in values]
+            names = dict.fromkeys(name for value in values for name in value)
+            joined[entry.name] = {
+                name: np.concatenate([value.get(name, np.zeros(length)) for value, length in zip(values, lengths, strict=True)])
+                for name in names
+            }
+        elif isinstance(values[0], np.ndarray):
+            joined[entry.name] = np.concatenate(values)
+        else:
+            joined[entry.name] = _concatenated(values)
+    return type(first)(**joined)
