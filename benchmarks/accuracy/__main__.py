@@ -63,6 +63,8 @@ def run_all(suites: Sequence[Suite], folder: Path, *, quick: bool) -> int:
     if not done:
         return Unavailable.exit_code
     publish.write_summary(folder)
+    if folder == RESULTS:
+        publish.write_readme(RESULTS.parents[1] / "README.md", RESULTS)
     say(f"written to {folder}")
     return 0
 

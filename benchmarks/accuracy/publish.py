@@ -11,8 +11,10 @@ import polars as pl
 
 from benchmarks.accuracy.comparison import best, champion, mape_by, num_cases, same_rows
 from benchmarks.accuracy.result import Result, by_slice, headline, worst
+from tilecast.errors import SpecError
 
 SCORES = ("mape", "median", "p90", "bias")
+README_MARKERS = ("<!-- accuracy:begin -->", "<!-- accuracy:end -->")
 ERROR_RULE = "Error of a row: |predicted - measured| / measured; a score is the mean over slices. All scores in percent."
 
 
@@ -176,8 +178,7 @@ def write(result: Result, run: Run, folder: Path, plots: Sequence[str] = ()) -> 
 
 def write_summary(folder: Path) -> None:
     """README.md over every suite whose JSON lies in `folder`."""
-    documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
-    rows = [_summary_row(entry) for entry in documents if "headline" in entry]  # other benchmarks write here too
+    rows = [_summary_row(entry) for entry in _documents(folder)]
     header = ("suite", "best baseline", "best peer", "tilecast", "target", "date")
     text = [
         "# Accuracy",
@@ -186,6 +187,27 @@ def write_summary(folder: Path) -> None:
         markdown_table(header, rows),
     ]
     (folder / "README.md").write_text("\n\n".join(text) + "\n", encoding="utf-8", newline="\n")
+
+
+def write_readme(readme: Path, folder: Path) -> None:
+    """The accuracy table between README's markers, made from the JSON files of `folder`; the rest of the page stays as it is."""
+    before, begin, rest = readme.read_text(encoding="utf-8").partition(README_MARKERS[0])
+    _, end, after = rest.partition(README_MARKERS[1])
+    if not begin or not end:
+        raise SpecError(f"{readme.name} lacks the markers {' and '.join(README_MARKERS)}")
+    where = folder.relative_to(readme.parent).as_posix()
+    rows = []
+    for entry in _documents(folder):
+        name, *scores, _, day = _summary_row(entry)
+        rows.append([name.replace("](", f"]({where}/"), *scores, day])
+    table = markdown_table(("suite", "best baseline", "best peer", "tilecast", "date"), rows)
+    readme.write_text(f"{before}{begin}\n{table}\n\n{ERROR_RULE}\n{end}{after}", encoding="utf-8", newline="\n")
+
+
+def _documents(folder: Path) -> list[dict[str, Any]]:
+    """The accuracy results that lie in `folder`; other benchmarks write there too."""
+    found = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json")))
+    return [entry for entry in found if "headline" in entry]
 
 
 def _summary_row(entry: Mapping[str, Any]) -> list[str]:

@@ -91,7 +91,8 @@ def table(speeds: list[Speed]) -> str:
     lines = ["| what | time | reference | its time | ratio | limit | note |", "|---|---|---|---|---|---|---|"]
     for speed in speeds:
         limit = f"{speed.limit:g}x" if speed.limit else ""
-        cells = (speed.name, f"{speed.seconds * 1e3:.0f} ms", speed.reference, f"{speed.reference_seconds * 1e3:.0f} ms", f"{speed.ratio:.2f}x")
+        times = [f"{seconds * 1e3:.0f} ms" for seconds in (speed.seconds, speed.reference_seconds)]
+        cells = (speed.name, times[0], speed.reference, times[1], f"{speed.ratio:.2f}x")
         lines.append(f"| {' | '.join((*cells, limit, speed.note))} |")
     return "\n".join(lines)
 
@@ -117,7 +118,8 @@ def main() -> int:
         record = {"date": date.today().isoformat(), "tilecast": tilecast.__version__, "python": sys.version.split()[0]}
         record_speeds = [asdict(speed) | {"ratio": speed.ratio} for speed in speeds]
         (RESULTS / "speed.json").write_text(json.dumps({**record, "speeds": record_speeds}, indent=2) + "\n")
-        (RESULTS / "speed.md").write_text(f"# Speed\n\n{record['date']}, `python -m benchmarks.speed`, ratios measured in one run.\n\n{table(speeds)}\n")
+        heading = f"# Speed\n\n{record['date']}, `python -m benchmarks.speed`, ratios measured in one run."
+        (RESULTS / "speed.md").write_text(f"{heading}\n\n{table(speeds)}\n")
     slow = [speed for speed in speeds if speed.limit and speed.ratio > speed.limit]
     for speed in slow:
         print(f"too slow: {speed.name} is {speed.ratio:.2f}x {speed.reference}, limit {speed.limit:g}x", file=sys.stderr)

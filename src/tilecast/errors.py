@@ -14,6 +14,8 @@ Anything else that escapes is a bug.
 
 from collections.abc import Iterable
 
+MOST_LISTED = 12
+
 
 class TilecastError(Exception):
     """Root of the tree above; the command line prints these as one sentence, without a traceback."""
@@ -37,7 +39,8 @@ class UnknownName(InvalidInput):
         asked = name.lower().replace("_", "-")
         inside = [entry for key, entry in folded.items() if asked and (asked in key or key in asked)]
         near = inside[:3] or [folded[key] for key in get_close_matches(asked, folded, n=3, cutoff=0.5)]
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+        few = ", ".join(known if len(known) <= MOST_LISTED else [*known[:MOST_LISTED], f"and {len(known) - MOST_LISTED} more"])
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {few}"
         return cls(f"unknown {what} {name!r}: {hint}")
 
 

@@ -3,6 +3,7 @@
 import polars as pl
 
 from benchmarks.accuracy.baselines import PaddedRoofline, Roofline
+from benchmarks.accuracy.ours import Analytic
 from benchmarks.accuracy.predictors import Predictor
 from benchmarks.accuracy.progress import ingesting, say
 from benchmarks.accuracy.result import Result, Suite
@@ -18,7 +19,7 @@ QUICK_ROWS = 60
 
 def analysts() -> list[Predictor]:
     """Predictors that need no training rows."""
-    return [Roofline(), PaddedRoofline()]
+    return [Analytic(), Roofline(), PaddedRoofline()]
 
 
 def collectives(family: str, quick: bool) -> pl.DataFrame:
@@ -53,7 +54,7 @@ def run(quick: bool) -> Result:
         notes=(
             "The test rows of kernels-indist and of fp32-kernels, and PipeWeave's collectives.",
             kernels_indist.caps_note(quick),
-            "Our analytic time joins this table when the kernel models exist; today it holds the rooflines only.",
+            "analytic: the kernel models of the package, with the constants of execution/constants, fitted on training shapes only.",
             "A collective's roofline is its message on the GPU's own link (PCIe where it has none) times nccl-tests' bus factor.",
             "A roofline assumes cold caches; these kernels were timed on warm ones, so it can be above what was measured.",
             *((f"Quick: {QUICK_ROWS} collectives per GPU and world size, drawn with seed {SEED}.",) if quick else ()),

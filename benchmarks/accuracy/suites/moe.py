@@ -15,7 +15,7 @@ def run(quick: bool) -> Result:
     rows = store.rows("moe", ["pipeweave"], progress=ingesting).filter(pl.col("origin").cast(pl.String) == "moe.parquet")
     if quick:
         rows = capped(rows, ["gpu"], QUICK_ROWS)
-    divisions = [("problems", *_by_problem(rows))]
+    divisions = [("problems", *splits.by_shape(rows, "moe", test_fraction=0.2, seed=SEED))]
     for gpu in sorted(rows["gpu"].cast(pl.String).unique()):
         divisions.append(("GPU, siblings seen", *splits.by_gpu(rows, gpu, siblings="in")))
         divisions.append(("GPU, siblings out", *splits.by_gpu(rows, gpu, siblings="out")))
@@ -37,15 +37,6 @@ def run(quick: bool) -> Result:
         ),
         target="no peer figure exists",
     )
-
-
-def _by_problem(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame, splits.Split]:
-    """Split by problem: block sizes follow from the GPU and would let one problem fall on both sides."""
-    launch = ("block_m", "block_n", "block_k", "group_m", "num_warps", "num_stages")
-    problems = rows.with_columns(pl.lit(None, pl.Int64).alias(name) for name in launch).with_row_index("_row")
-    _, test, split = splits.by_shape(problems, "moe", test_fraction=0.2, seed=SEED)
-    is_test = pl.int_range(pl.len()).is_in(test["_row"].implode())
-    return rows.filter(~is_test), rows.filter(is_test), split
 
 
 SUITE = Suite("moe", "PipeWeave's fused MoE kernel", run, needs=("pipeweave",))

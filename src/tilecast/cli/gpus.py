@@ -22,7 +22,7 @@ def command(ctx: click.Context, /, vendor: str | None, arch: str | None, min_mem
     if ctx.invoked_subcommand is None:
         emit(list_report(vendor, arch, min_memory), **output)
     elif vendor or arch or min_memory or any(output.values()):
-        raise InvalidInput(f"options of the list stand before no sub-command: write 'tilecast gpus {ctx.invoked_subcommand} ... --json'")
+        raise InvalidInput(f"put options after the sub-command: 'tilecast gpus {ctx.invoked_subcommand} ... --json'")
 
 
 @command.command()
@@ -56,7 +56,7 @@ def list_report(vendor: str | None, arch: str | None, min_memory: str | None) ->
                 raise UnknownName.among({"arch": "architecture"}.get(name, name), value, known)
             chosen = [spec for spec in chosen if getattr(spec, name) == value.lower()]
     if min_memory is not None:
-        least_bytes = units.parse("min_memory_bytes", min_memory)
+        least_bytes = _memory(min_memory)
         chosen = [spec for spec in chosen if spec.dram_bytes >= least_bytes]
     grid = Grid(
         columns=("id", "arch", "SMs", "memory", "bandwidth", "16-bit dense", "fp8 dense", "fp32", "L2", "TDP", "link", "name"),
@@ -66,7 +66,7 @@ def list_report(vendor: str | None, arch: str | None, min_memory: str | None) ->
     )
     conditions = [f"gpu.{name} == {value.lower()!r}" for name, value in (("vendor", vendor), ("arch", arch)) if value]
     if min_memory:
-        conditions.append(f"gpu.dram_bytes >= {units.parse('min_memory_bytes', min_memory):.0f}")
+        conditions.append(f"gpu.dram_bytes >= {_memory(min_memory):.0f}")
     return Report(
         answer=_list_answer(chosen, len(specs)),
         grids=[grid] if chosen else [],
@@ -86,7 +86,7 @@ def show_report(name: str, overrides: dict[str, str]) -> Report:
         for fact, value in facts.items()
     ]
     derived = [
-        (f"ridge {dtype}", f"{units.significant(spec.ridge_flop_per_byte(dtype))} FLOP/B", f"derived: {dtype} peak / DRAM bandwidth")
+        (dtype, f"{units.significant(spec.ridge_flop_per_byte(dtype))} FLOP/B", f"derived: {dtype} peak / DRAM bandwidth")
         for dtype in dict.fromkeys((*spec.tensor_flop_per_s, *spec.vector_flop_per_s))
     ]
     grids = [
@@ -95,14 +95,12 @@ def show_report(name: str, overrides: dict[str, str]) -> Report:
             columns=("fact", "value", "source"),
             rows=rows,
             right=frozenset({"value"}),
-            spare=("source",),
         ),
         Grid(
             title="Ridge points: arithmetic intensity where compute takes over from DRAM",
             columns=("dtype", "value", "source"),
             rows=derived,
             right=frozenset({"value"}),
-            spare=("source",),
         ),
     ]
     payload = _plain(spec) | {"ridge_flop_per_byte": {dtype: spec.ridge_flop_per_byte(dtype) for dtype in spec.tensor_flop_per_s}}
@@ -184,10 +182,16 @@ def _list_answer(chosen: list[GpuSpec], num_all: int) -> str:
     memory = f"the most memory is {units.human('_bytes', largest.dram_bytes)} on {largest.id}"
     if not with_bf16:
         return f"{count}; {memory}."
-    fastest = max(with_bf16, key=lambda spec: spec.tensor_flop_per_s["bf16"])
-    return (
-        f"{count}; the fastest in dense bf16 is {fastest.id} at {units.human('_flop_per_s', fastest.tensor_flop_per_s['bf16'])}, {memory}."
-    )
+    top = max(spec.tensor_flop_per_s["bf16"] for spec in with_bf16)
+    fastest = " and ".join(spec.id for spec in with_bf16 if spec.tensor_flop_per_s["bf16"] == top)
+    return f"{count}; the highest dense bf16 peak is {units.human('_flop_per_s', top)} ({fastest}), {memory}."
+
+
+def _memory(text: str) -> float:
+    try:
+        return units.parse("dram_bytes", text)
+    except InvalidInput as problem:
+        raise InvalidInput(str(problem).replace("dram_bytes =", "--min-memory")) from None
 
 
 def _best_dtype(spec: GpuSpec) -> str:

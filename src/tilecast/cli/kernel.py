@@ -1,6 +1,8 @@
 """`tilecast kernel FAMILY`: how long one kernel takes, what binds it, and why."""
 
+from collections.abc import Callable
 from dataclasses import MISSING, fields
+from functools import partial
 from typing import Any
 
 import click
@@ -16,8 +18,12 @@ from tilecast.report import Grid, Report, versions
 BAR_WIDTH = 24
 TEXT_PARAMETERS = ("dtype", "identity", "kv_dtype", "distribution", "moe_pass", "op", "node", "kind")
 LEVERS = {
-    "boost_clock_hz": "SM clock", "num_sms": "number of SMs", "dram_bytes_per_s": "DRAM bandwidth", "l2_bytes": "L2 size", "tdp_w": "power limit",
-}  # fmt: skip
+    "boost_clock_hz": "SM clock",
+    "num_sms": "number of SMs",
+    "dram_bytes_per_s": "DRAM bandwidth",
+    "l2_bytes": "L2 size",
+    "tdp_w": "power limit",
+}
 LARGEST_FACTOR = 16.0
 
 
@@ -230,22 +236,22 @@ def _levers(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any], timi
     for fact, words in LEVERS.items():
         if getattr(now.gpu, fact) is None:
             continue
-        try:
-            gain = 1 - time_s(fact, 1.1) / current
-            needed = _factor_for(lambda factor, fact=fact: time_s(fact, factor), goal)  # type: ignore[misc]
-        except SpecError:
-            continue
-        rows.append((words, f"{100 * gain:+.1f} %", f"{needed:.2f}x" if needed else f"not even {LARGEST_FACTOR:g}x"))
+        gain = 1 - time_s(fact, 1.1) / current
+        needed = _factor_for(partial(time_s, fact), goal)
+        rows.append((words, f"{100 * gain:.1f} %", f"{needed:.2f}x" if needed else "out of reach"))
     return Grid(title="What would make it faster", columns=("lever", "time saved by 10 % more", "needed for 20 % faster"), rows=rows,
                 right=frozenset({"time saved by 10 % more", "needed for 20 % faster"}))  # fmt: skip
 
 
-def _factor_for(time_s: Any, goal_s: float) -> float | None:
+def _factor_for(time_s: Callable[[float], float], goal_s: float) -> float | None:
     low, high = 1.0, 1.0
-    while time_s(high) > goal_s:
-        low, high = high, high * 2
-        if high > LARGEST_FACTOR:
-            return None
+    try:
+        while time_s(high) > goal_s:
+            low, high = high, high * 1.5
+            if high > LARGEST_FACTOR:
+                return None
+    except SpecError:  # no such GPU is possible
+        return None
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (middle, high) if time_s(middle) > goal_s else (low, middle)
@@ -262,7 +268,7 @@ def sweep_values(text: str) -> tuple[str, np.ndarray]:
     try:
         start, stop = int(parts[0]), int(parts[1])
         step = parts[2] if len(parts) > 2 else "x2"
-        values, value = [], start
+        values, value = list[int](), start
         while value <= stop and len(values) < 100_000:
             values.append(value)
             value = max(value + 1, round(value * float(step[1:]))) if step.startswith("x") else value + int(step)

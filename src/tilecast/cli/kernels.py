@@ -64,7 +64,7 @@ def predict_rows(columns: dict[str, list[Any]], *, keep_going: bool = False) -> 
 
 def _groups(columns: dict[str, list[Any]], num_rows: int) -> dict[tuple[Any, ...], list[int]]:
     """Rows that differ only in whole-number sizes go through the model together."""
-    texts = [name for name, values in columns.items() if any(isinstance(value, str) or isinstance(value, bool) for value in values)]
+    texts = [name for name, values in columns.items() if any(isinstance(value, str | bool) for value in values)]
     keys = list(dict.fromkeys([*(name for name in COMMON if name in columns), *texts]))
     empty = [name for name in columns if name not in keys]
     groups: dict[tuple[Any, ...], list[int]] = {}

@@ -53,7 +53,8 @@ def run(arguments: list[str]) -> int:
     """The exit code of one command line; whatever goes wrong is one sentence on stderr."""
     try:
         result = cli.main(arguments, prog_name="tilecast", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # a caller may have closed it
+            sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except TilecastError as problem:
         return _fail(str(problem), problem.exit_code)
@@ -64,9 +65,17 @@ def run(arguments: list[str]) -> int:
         return _fail(" ".join(problem.format_message().split()), 2)
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", 130)
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (BrokenPipeError, SystemExit):  # the reader, such as `head`, has seen enough; rich says so by SystemExit
+        _discard_output()
         return 0
+    except OSError as problem:  # no space behind stdout, for one
+        _discard_output()
+        return _fail(f"cannot write the output: {problem.strerror or problem}", 1)
+
+
+def _discard_output() -> None:
+    """So that Python's own flush at exit does not fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(sentence: str, exit_code: int) -> int:

@@ -43,10 +43,10 @@ def report(gpu: str | None) -> Report:
     ]
     widest = max(nodes, key=lambda node: node.num_gpus)
     return Report(
-        answer=f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}; the largest link domain is {widest.id} with {widest.num_gpus} GPUs.",
+        answer=f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}; the largest is {widest.id} with {widest.num_gpus} GPUs.",
         grids=grids,
         payload=[node.to_dict() | {"versions": versions()} for node in nodes],
         records=[node.to_dict() | {"versions": versions()} for node in nodes],
-        python="import tilecast\nlist(tilecast.nodes())",
+        python=f"import tilecast\n[node for node in tilecast.nodes(){f' if node.gpu == {hardware.gpu(gpu).id!r}' if gpu else ''}]",
         command=command_line("nodes", gpu=gpu),
     )

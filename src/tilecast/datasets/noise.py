@@ -6,7 +6,9 @@ import polars as pl
 
 from tilecast.datasets.schema import SHAPES
 
-SAME_PATH = 0.02  # two campaigns count as repeats of one kernel when their median ratio is within this of 1
+SAME_PATH = 0.02  # two campaigns count as repeats of one kernel when their median ratio is within this of 1 ...
+LARGEST_SPREAD = 0.15  # ... their median difference is below this (else two code paths cancel out) ...
+FEWEST_SHAPES = 30  # ... and they share at least this many shapes
 
 
 def repeat_pairs(frame: pl.DataFrame, family: str) -> pl.DataFrame:
@@ -40,7 +42,13 @@ def repeat_pairs(frame: pl.DataFrame, family: str) -> pl.DataFrame:
             difference.mean().alias("mean_difference"),
             difference.quantile(0.9).alias("p90_difference"),
         )
-        .with_columns(((pl.col("median_ratio") - 1).abs() < SAME_PATH).alias("is_repeat"))
+        .with_columns(
+            (
+                ((pl.col("median_ratio") - 1).abs() < SAME_PATH)
+                & (pl.col("median_difference") < LARGEST_SPREAD)
+                & (pl.col("shapes") >= FEWEST_SHAPES)
+            ).alias("is_repeat")
+        )
         .sort("shapes", descending=True)
     )
 

@@ -7,12 +7,9 @@ Sizes are what the kernel itself sees: after tensor parallelism, in elements, wi
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.errors import MissingExtra, UnknownName
+import polars as pl
 
-try:
-    import polars as pl
-except ImportError:
-    raise MissingExtra.of("data", "the measured-data store") from None
+from tilecast.errors import UnknownName
 
 SCHEMA_VERSION = 1
 

@@ -51,15 +51,17 @@ def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants |
     clocks = _clocks_per_task(tasks, gpu)  # SM clocks at peak, for the pipelines that are used
     boost_hz = gpu.boost_clock_hz
     slowdown = _slowdown(tasks, gpu, clocks, busiest, using)
-    l2_per_s = using.l2_bytes_per_clock_per_sm * boost_hz
+    l2_per_s = (tasks.l2_bytes_per_clock_per_sm or using.l2_bytes_per_clock_per_sm) * boost_hz
     reachable_hz = {"tensor": boost_hz * using.tensor_fraction * slowdown, "vector": boost_hz * using.tensor_fraction * slowdown}
     busy = {name: busiest * per_task / reachable_hz.get(name, boost_hz * slowdown) for name, per_task in clocks.items()}
     if np.any(np.asarray(tasks.l2_bytes) > 0):
         busy["l2"] = busiest * tasks.l2_bytes / l2_per_s
-    dram_per_s = np.minimum(gpu.dram_bytes_per_s * using.dram_fraction, np.minimum(num_tasks, gpu.num_sms) * l2_per_s)
+    dram_fraction = tasks.dram_fraction or using.dram_fraction
+    dram_per_s = np.minimum(gpu.dram_bytes_per_s * dram_fraction, np.minimum(num_tasks, gpu.num_sms) * l2_per_s)
     dram_s = np.asarray(tasks.dram_bytes / dram_per_s)
 
     on_sm = _smooth_maximum(list(busy.values())) + (rounds * using.fill_s + using.drain_s)
+    on_sm = on_sm + busiest * tasks.exposed_clocks / (boost_hz * slowdown)
     running = _smooth_maximum([on_sm, dram_s])
     launch_s = using.launch_cycles / boost_hz + using.launch_s + (using.host_event_s if protocol.timer == "event" else 0.0)
     bound_s = np.broadcast_to(_bound(tasks, gpu), shape[0])
@@ -89,7 +91,7 @@ def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants |
         placement=Placement(
             num_tasks=tasks_chosen,
             busiest_tasks=busiest_chosen,
-            waves=tasks_chosen / (gpu.num_sms * tasks.resident),
+            waves=tasks_chosen / (gpu.num_sms * chosen(tasks.resident)),
             tail_fraction=1.0 - tasks_chosen / gpu.num_sms / busiest_chosen,
         ),
         clock_hz=boost_hz * chosen(slowdown),

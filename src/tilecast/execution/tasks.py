@@ -25,10 +25,13 @@ class TaskSet:
     special_ops: Floats | float = 0.0  # per task: exp, rsqrt, ...
     l2_bytes: Floats | float = 0.0  # per task, read through L2
     shared_bytes: Floats | float = 0.0  # per task, through shared memory
+    exposed_clocks: Floats | float = 0.0  # per task: SM clocks of dependent steps that the pipelines wait for
     dram_bytes: Floats | float = 0.0  # per launch, re-reads included
     busiest_tasks: Floats | None = None  # mean tasks' worth of work on the busiest SM; None: whole tasks dealt round robin
     rounds: Floats | None = None  # starts on one SM that nothing hides; None: as many as busiest_tasks
-    resident: int = 1  # tasks an SM holds at once: their starts hide one another
+    resident: Floats | int = 1  # tasks an SM holds at once: their starts hide one another
+    dram_fraction: float | None = None  # of nominal DRAM bandwidth; None: the machine's constant
+    l2_bytes_per_clock_per_sm: float | None = None  # None: the machine's constant
     fixed_s: Floats | float = 0.0  # per launch: further small kernels, reductions
     variants: tuple[str, ...] = ("",)  # what each of the V is called
 

@@ -370,7 +370,9 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
     for kind in ("tensor", "vector"):
         changed = replace(changed, **_rates_following(spec, changed, asked, kind))
     text = ", ".join(f"{fact}={value:g}" for fact, value in asked.items())
-    sources = dict(spec.sources) | {fact: Source("derived", f"override: {text}") for fact in asked}
+    before = spec.facts()
+    moved = {fact for fact, value in changed.facts().items() if before.get(fact) != value}
+    sources = dict(spec.sources) | {fact: Source("derived", f"override: {text}") for fact in moved | asked.keys()}
     changed = replace(changed, sources=MappingProxyType(sources), overrides=MappingProxyType({**spec.overrides, **asked}))
     check_physics(changed)
     return changed

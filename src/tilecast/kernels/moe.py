@@ -35,10 +35,11 @@ class MoeConstants:
     """constants/moe.toml says what each one is."""
 
     small_kernel_s: float
-    tensor_share: float
-    dram_share: float
+    triton_share: float
+    weight_share: float
     step_s: float
-    quantise_s: float
+    route_cycles: float
+    quantise_share: float
 
 
 @cache
@@ -53,13 +54,15 @@ class Implementation:
     num_small_kernels: int  # routing, sorting, scatter, activation, reduction
     copies_tokens: bool  # a kernel writes each expert's rows next to each other first
     fuses_activation: bool  # the first GEMM writes the activated half only
+    keeps_foreign_rows: bool  # intermediate results have a row for every token and expert, also those of other ranks
+    is_triton: bool = False
 
 
 IMPLEMENTATIONS = {
-    "triton": Implementation(num_small_kernels=4, copies_tokens=False, fuses_activation=False),
-    "grouped": Implementation(num_small_kernels=3, copies_tokens=False, fuses_activation=True),
-    "cutlass": Implementation(num_small_kernels=5, copies_tokens=True, fuses_activation=False),
-    "deepgemm": Implementation(num_small_kernels=6, copies_tokens=True, fuses_activation=False),
+    "triton": Implementation(num_small_kernels=4, copies_tokens=False, fuses_activation=False, keeps_foreign_rows=True, is_triton=True),
+    "grouped": Implementation(num_small_kernels=3, copies_tokens=False, fuses_activation=True, keeps_foreign_rows=False),
+    "cutlass": Implementation(num_small_kernels=5, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False),
+    "deepgemm": Implementation(num_small_kernels=6, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False),
 }
 
 
@@ -357,42 +360,37 @@ def _histogram(text: str, tokens: Floats, num_experts: int, topk: Floats) -> Flo
 
 def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisation, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
     using, fitted = constants(), moe_constants()
-    load_ = rank_load(problem, tile.rows)
-    pairs, active = load_.pairs, load_.active_experts
+    on_rank = rank_load(problem, tile.rows)
     widths = np.where(problem.runs_w13, problem.gate * problem.inter, 0.0), np.where(problem.runs_w2, problem.hidden, 0.0)
     depths = problem.hidden, problem.inter
-    both = problem.runs_w13 & problem.runs_w2
 
-    tiles = tuple(load_.row_tiles * ceil_div(width, tile.columns) for width in widths)
-    k_padded = tuple(ceil_div(depth, tile.k_step) * tile.k_step for depth in depths)
-    num_tasks = tiles[0] + tiles[1]
-    mean_k = (tiles[0] * k_padded[0] + tiles[1] * k_padded[1]) / num_tasks
-    waves = tuple(np.ceil(count / gpu.num_sms) for count in tiles)
+    tiles_13, tiles_2 = (on_rank.row_tiles * ceil_div(width, tile.columns) for width in widths)
+    k_13, k_2 = (ceil_div(depth, tile.k_step) * tile.k_step for depth in depths)
+    num_tasks = tiles_13 + tiles_2
+    mean_k = (tiles_13 * k_13 + tiles_2 * k_2) / num_tasks
+    waves_13, waves_2 = np.ceil(tiles_13 / gpu.num_sms), np.ceil(tiles_2 / gpu.num_sms)
     resident = _resident(tile, held, gpu)
-    rounds = sum(
-        np.ceil(count / gpu.num_sms / resident) * (1.0 + k / tile.k_step * fitted.step_s / using.fill_s)
-        for count, k in zip(tiles, k_padded, strict=True)
-    )
+    rounds = np.ceil(waves_13 / resident) + np.ceil(waves_2 / resident)
+    step_s = (np.ceil(waves_13 / resident) * k_13 + np.ceil(waves_2 / resident) * k_2) / tile.k_step * fitted.step_s
 
-    weight_bytes = sum(active * width * depth * held.weight.bytes for width, depth in zip(widths, depths, strict=True))
-    tokens_here = np.minimum(problem.num_tokens, pairs)
-    streams = _streams(problem, pairs, tokens_here, how, held)
-    first_read, last_written = streams["tokens"], streams["result"]
-    inside = sum(size for name, size in streams.items() if name not in ("tokens", "result"))
-    weights_found = 0.0 if protocol.cache == "cold" else hit_fraction(weight_bytes + first_read + last_written + inside, gpu)
-    dram = (weight_bytes * (1 - weights_found) + first_read + last_written) / fitted.dram_share
-    small_s = _small_kernels_s(problem, inside, both, how, held, gpu, using, fitted)
+    matrix_elements = widths[0] * depths[0] + widths[1] * depths[1]
+    weight_bytes = on_rank.active_experts * matrix_elements * held.weight.bytes
+    moved = _traffic(problem, on_rank.pairs, how, held)
+    least_bytes = weight_bytes + moved.tokens_at_least + moved.result_at_least
+    total = weight_bytes + moved.by_gemms + moved.by_small_kernels
+    found = 0.0 if protocol.cache == "cold" else hit_fraction(total, gpu)
+    kept = hit_fraction(0.5 * (moved.by_gemms + moved.by_small_kernels), gpu)  # what one kernel leaves in L2 for the next
     return TaskSet(
         matrix_dtype=held.compute.name,
         num_tasks=num_tasks,
-        least_flop=2.0 * pairs * sum(width * depth for width, depth in zip(widths, depths, strict=True)),
-        least_bytes=least_from_dram(weight_bytes + first_read + last_written, gpu, protocol.cache),
-        matrix_flop=2.0 * tile.rows * tile.columns * mean_k / fitted.tensor_share,
+        least_flop=2.0 * on_rank.pairs * matrix_elements,
+        least_bytes=least_from_dram(least_bytes, gpu, protocol.cache),
+        matrix_flop=2.0 * tile.rows * tile.columns * mean_k / (fitted.triton_share if how.is_triton else 1.0),
         l2_bytes=(tile.rows * held.activation.bytes + tile.columns * held.weight.bytes) * mean_k,
-        dram_bytes=dram,
-        busiest_tasks=(waves[0] * k_padded[0] + waves[1] * k_padded[1]) / mean_k,
-        rounds=np.asarray(rounds),
-        fixed_s=small_s,
+        dram_bytes=weight_bytes * (1 - found) / fitted.weight_share + moved.by_gemms * (1 - kept),
+        busiest_tasks=(waves_13 * k_13 + waves_2 * k_2) / mean_k,
+        rounds=rounds + step_s / using.fill_s,
+        fixed_s=_small_kernels_s(problem, moved, kept, how, held, gpu, using, fitted),
         variants=tile.names,
     )
 
@@ -400,33 +398,54 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
 def _resident(tile: Tile, held: Quantisation, gpu: GpuSpec) -> Floats:
     """Tasks an SM holds at once, as shared memory allows, at most 4."""
     shared = gpu.shared_bytes_per_sm or gpu.shared_bytes_per_block or 65536
-    return np.clip(np.floor(shared / (_shared_bytes(tile, held) * 1.5)), 1.0, 4.0)
+    return np.asarray(np.clip(np.floor(shared / (_shared_bytes(tile, held) * 1.5)), 1.0, 4.0))
 
 
-def _streams(problem: Problem, pairs: Floats, tokens: Floats, how: Implementation, held: Quantisation) -> dict[str, Floats]:
-    """Bytes of activations read and written, by name, in the order they are."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes of activations, columns (L, 1)."""
+
+    by_gemms: Floats
+    by_small_kernels: Floats
+    quantised: Floats  # read and written by quantisation kernels, beside by_small_kernels
+    tokens_at_least: Floats
+    result_at_least: Floats
+
+
+def _traffic(problem: Problem, pairs: Floats, how: Implementation, held: Quantisation) -> Traffic:
     both = problem.runs_w13 & problem.runs_w2
-    inter_out = problem.inter * (1.0 if how.fuses_activation else problem.gate)
     act, out = held.activation.bytes, 2.0
-    return {
-        "tokens": np.where(problem.runs_w13, tokens * problem.hidden * out, pairs * problem.inter * act),
-        "quantised": np.where(both & (act < out), 2.0 * tokens * problem.hidden * act, 0.0),
-        "copied": np.where(both & how.copies_tokens, 2.0 * pairs * problem.hidden * act, 0.0),
-        "first": np.where(both, (1.0 if how.fuses_activation else 2.0) * pairs * inter_out * out, 0.0),
-        "activated": np.where(both, (1.0 if how.fuses_activation else 2.0) * pairs * problem.inter * act, 0.0),
-        "second": np.where(both, 2.0 * pairs * problem.hidden * out, 0.0),
-        "result": np.where(problem.runs_w2, tokens * problem.hidden * out, pairs * problem.gate * problem.inter * out),
-    }
+    tokens = np.minimum(problem.num_tokens, pairs)
+    rows = problem.num_tokens * problem.topk if how.keeps_foreign_rows else pairs
+    first_width = problem.inter * (1.0 if how.fuses_activation else problem.gate)
+    token_bytes = np.where(problem.runs_w13, tokens * problem.hidden * act, pairs * problem.inter * act)
+    result_bytes = np.where(problem.runs_w2, pairs * problem.hidden * out, pairs * problem.gate * problem.inter * out)
+    first, activated, second = rows * first_width * out, rows * problem.inter * act, rows * problem.hidden * out
+    small = problem.num_tokens * problem.hidden * out + second
+    if not how.fuses_activation:
+        small = small + first + activated
+    if how.copies_tokens:
+        small = small + (problem.num_tokens * out + pairs * act) * problem.hidden
+    quantised = (problem.num_tokens * problem.hidden + (0.0 if how.fuses_activation else rows * problem.inter)) * (out + act)
+    return Traffic(
+        by_gemms=np.where(both, token_bytes + first + activated + second, token_bytes + result_bytes),
+        by_small_kernels=np.where(both, small, 0.0),
+        quantised=np.where(both & (act < out), quantised, 0.0),
+        tokens_at_least=token_bytes,
+        result_at_least=np.where(both, tokens * problem.hidden * out, result_bytes),
+    )
 
 
 def _small_kernels_s(
-    problem: Problem, inside: Floats, both: NDArray[np.bool_], how: Implementation, held: Quantisation, gpu: GpuSpec, using: Constants, fitted: MoeConstants
+    problem: Problem, moved: Traffic, kept: Floats, how: Implementation, held: Quantisation, gpu: GpuSpec, using: Constants, fitted: MoeConstants
 ) -> Floats:
-    """Launches beside the first GEMM, and the traffic of intermediate results through L2 or, where they do not fit, DRAM."""
-    quantises = held.activation.bytes < 2
-    launches_s = how.num_small_kernels * fitted.small_kernel_s + (fitted.quantise_s if quantises else 0.0)
+    """Kernels beside the first GEMM: their launches, their traffic through L2 or DRAM, and the sorting of tokens by expert."""
+    num_launches = how.num_small_kernels + (2 if held.activation.bytes < 2 else 0)
     second_s = using.launch_cycles / gpu.boost_clock_hz + using.launch_s + using.drain_s
-    missed = 1.0 - hit_fraction(inside / 3.0, gpu)
-    dram_s = inside * missed / (gpu.dram_bytes_per_s * using.dram_fraction)
-    l2_s = inside * (1 - missed) / (gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz)
-    return np.where(both, launches_s + second_s + dram_s + l2_s, 0.0)
+    dram_per_s = gpu.dram_bytes_per_s * using.dram_fraction
+    l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
+    stream_s = moved.by_small_kernels * ((1 - kept) / dram_per_s + kept / l2_per_s)
+    quantise_s = moved.quantised / (dram_per_s * fitted.quantise_share)
+    route_s = problem.num_tokens * problem.topk * fitted.route_cycles / (gpu.num_sms * gpu.boost_clock_hz)
+    spent = num_launches * fitted.small_kernel_s + second_s + stream_s + quantise_s + route_s
+    return np.where(problem.runs_w13 & problem.runs_w2, spent, 0.0)

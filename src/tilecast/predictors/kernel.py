@@ -108,9 +108,8 @@ def _blocks(kernel: Any) -> list[Any]:
 
 
 def _joined(parts: list[Analysis]) -> Analysis:
-    if len(parts) == 1:
-        return parts[0]
-    return _concatenated(parts)
+    joined: Analysis = parts[0] if len(parts) == 1 else _concatenated(parts)
+    return joined
 
 
 def _concatenated(parts: list[Any]) -> Any:

@@ -1,6 +1,5 @@
 """What a data source is: raw files in, schema rows out. One file per source stands beside this one."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -50,7 +49,3 @@ def read_columns(raw: pl.DataFrame, columns: set[str], where: str) -> pl.DataFra
             f"{where} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; it has {', '.join(raw.columns)}"
         )
     return raw
-
-
-def chunks(frames: Iterator[pl.DataFrame]) -> pl.DataFrame:
-    return pl.concat(list(frames), rechunk=False)

@@ -122,6 +122,10 @@ def _protocol(raw: pl.DataFrame, table: RawTable) -> dict[str, pl.Expr]:
 
 # --- layer_ops.parquet: the operations of one decoder layer, run one after another.
 
+# Frontier's input norm is called with the residual aliasing the input: neither a plain norm nor one with a residual of its own.
+IS_ALIASED = (OP == "fused_add_rms_norm") & (pl.col("op_raw") == "input_layernorm")
+HAS_RESIDUAL = pl.when(IS_ALIASED).then(None).otherwise(OP == "fused_add_rms_norm")
+
 LAYER_OPS = {
     **{
         f"gemm_{name}": "gemm"
@@ -181,7 +185,7 @@ LAYER_TABLE = RawTable(
             "batch": pl.lit(1),
             "bias": PHI_2 | ((MODEL == "Qwen/Qwen-72B") & (OP == "gemm_qkv")),
         },
-        "rms_norm": {"rows": TOKENS, "cols": pl.col("hidden_size"), "residual": OP == "fused_add_rms_norm"},
+        "rms_norm": {"rows": TOKENS, "cols": pl.col("hidden_size"), "residual": HAS_RESIDUAL},
         "layer_norm": {"rows": TOKENS, "cols": pl.col("hidden_size")},
         "silu_mul": {"rows": TOKENS, "cols": INNER},
         "elementwise": {

@@ -145,7 +145,7 @@ FILES: Mapping[str, RawFile] = {
 class Neusight(ParquetFolder):
     name = "neusight"
     licence = "MIT"
-    home = "https://github.com/sitar-lab/NeuSight at 6945927"
+    home = "https://github.com/sitar-lab/NeuSight @ 6945927"
     gpus = GPUS
     files = FILES
 

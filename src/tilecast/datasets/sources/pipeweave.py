@@ -222,7 +222,7 @@ FILES: Mapping[str, RawFile] = {
 class Pipeweave(ParquetFolder):
     name = "pipeweave"
     licence = "Apache-2.0"
-    home = "https://github.com/zksainx/pipeweave at 55e0317"
+    home = "https://github.com/zksainx/pipeweave @ 55e0317"
     gpus = GPUS
     files = FILES
 

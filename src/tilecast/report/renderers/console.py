@@ -32,7 +32,9 @@ def _console() -> Console:
 
 def _show_grid(console: Console, grid: Grid) -> None:
     columns, hidden = _fitting(grid, console.width)
-    table = Table(title=grid.title or None, title_justify="left", box=None, pad_edge=False, header_style=palette.EMPHASIS)
+    if grid.title:
+        console.print(Text(grid.title, style=palette.ANSWER))
+    table = Table(box=None, pad_edge=False, header_style=palette.EMPHASIS)
     for position, name in enumerate(columns):
         is_number = name in grid.right
         table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number or position == 0, overflow="fold")
@@ -52,5 +54,5 @@ def _fitting(grid: Grid, width: int) -> tuple[list[str], list[str]]:
         if sum(widest[kept] + 2 for kept in columns) - 2 <= width:
             break
         columns.remove(name)
-        hidden.insert(0, name)
-    return columns, hidden
+        hidden.append(name)
+    return columns, [name for name in grid.columns if name in hidden]

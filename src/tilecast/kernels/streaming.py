@@ -1,0 +1,111 @@
+"""What all kernels that stream rows share: bytes in, bytes out, a few operations per element, and rows that may have to be read again.
+
+A block of threads takes one row (or a slice of a flat tensor). Kernels that reduce over a row before they write it read the row again;
+that is free while the rows of all resident blocks stay in cache, and a full pass over DRAM when they do not.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tilecast.dtypes import dtype as number_format
+from tilecast.errors import InvalidInput
+from tilecast.execution import Protocol, TaskSet, constants
+from tilecast.execution.cache import hit_fraction, least_from_dram
+from tilecast.execution.fitted import load
+from tilecast.execution.tasks import Floats
+from tilecast.hardware import GpuSpec
+
+SLICE = 1024  # elements of a flat tensor that one block takes
+BLOCK_THREADS = 256  # of a flat tensor's block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingConstants:
+    """constants/streaming.toml says what each one is."""
+
+    dram_fraction: float
+    l2_bytes_per_clock_per_sm: float
+    reuse_distance: float
+    row_s: float
+    call_s: float
+
+
+@cache
+def streaming_constants() -> StreamingConstants:
+    return load(StreamingConstants, "streaming")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """What one block (a row, or a slice of a flat tensor) asks for. Arrays (L, 1)."""
+
+    blocks: Floats
+    read_bytes: Floats | float  # per block
+    written_bytes: Floats | float  # per block
+    flop: Floats | float  # per block
+    special_ops: Floats | float = 0.0  # per block
+    threads: Floats | float = BLOCK_THREADS  # per block
+    shared_bytes: Floats | float = 0.0  # per launch: weights and tables that all blocks read
+    rereads: Floats | float = 0.0  # times a block reads its input again
+    reduces: bool = False  # a block waits for its whole row before it writes
+    launches: Floats | float = 1.0  # kernels one call launches
+    allocations: int = 1  # tensors an eager call makes
+
+
+def element_bytes(name: str) -> float:
+    return number_format(name).bytes
+
+
+def operation(name: str, allowed: dict[str, Any], parameter: str = "op") -> Any:
+    """The entry of `allowed` called `name`; an unknown one is the user's mistake."""
+    if name not in allowed:
+        raise InvalidInput(f"{parameter} = {name!r} must be one of {', '.join(allowed)}")
+    return allowed[name]
+
+
+def slices(numel: Floats) -> Floats:
+    """Blocks of a flat tensor; a fraction of a block is a fraction of its work."""
+    return np.asarray(numel / SLICE)
+
+
+def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: StreamingConstants | None = None) -> TaskSet:
+    """One task per block; time is bytes at DRAM or L2 speed, unless rows are few, slow to start, or costly to compute."""
+    using = using or streaming_constants()
+    per_block = np.asarray(stream.read_bytes + stream.written_bytes)
+    least = np.asarray(stream.blocks * per_block + stream.shared_bytes)
+    missed = stream.rereads * stream.blocks * stream.read_bytes * (1.0 - _found_again(stream, per_block, gpu, using))
+    from_dram = least if protocol.cache == "cold" else least * (1.0 - hit_fraction(least, gpu))
+    num_tasks = np.ceil(stream.blocks)
+    rounds = np.ceil(num_tasks / gpu.num_sms / resident_blocks(stream.threads, gpu))
+    machine = constants()
+    further = (machine.launch_s + machine.launch_cycles / gpu.boost_clock_hz) * (np.asarray(stream.launches) - 1.0)
+    host_s = using.call_s * (stream.allocations - 1 + np.asarray(stream.launches) - 1.0) if protocol.timer == "event" else 0.0
+    return TaskSet(
+        matrix_dtype="fp32",
+        num_tasks=num_tasks,
+        least_flop=np.zeros_like(least),
+        least_bytes=least_from_dram(least, gpu, protocol.cache),
+        vector_flop=stream.flop,
+        special_ops=stream.special_ops,
+        l2_bytes=per_block + np.asarray(stream.rereads * stream.read_bytes),
+        dram_bytes=from_dram + missed,
+        rounds=np.asarray(rounds * (using.row_s / machine.fill_s if stream.reduces else 1.0)),
+        dram_fraction=using.dram_fraction,
+        l2_bytes_per_clock_per_sm=using.l2_bytes_per_clock_per_sm,
+        fixed_s=np.asarray(further + host_s),
+    )
+
+
+def resident_blocks(threads: Floats | float, gpu: GpuSpec) -> Floats:
+    """Blocks of `threads` that one SM holds at once."""
+    slots = (gpu.max_warps_per_sm or 64) * gpu.warp_size
+    return np.asarray(np.clip(slots / np.asarray(threads, dtype=np.float64), 1.0, gpu.max_blocks_per_sm or 32))
+
+
+def _found_again(stream: Stream, per_block: Floats, gpu: GpuSpec, using: StreamingConstants) -> Floats:
+    """Share of second reads that the cache still answers: what resident rows move between two reads must fit."""
+    alive = np.minimum(stream.blocks, gpu.num_sms * resident_blocks(stream.threads, gpu))
+    return hit_fraction(np.asarray(using.reuse_distance / 2.0 * alive * per_block), gpu)
