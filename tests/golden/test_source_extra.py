@@ -104,7 +104,7 @@ WORKED: list[tuple[str, str, str, int, dict[str, Any]]] = [
     }),
     # 8.576, H800, fused_add_rms_norm of 8 x 16384, cuda_event_eager
     ("frontier", LAYERS, "rms_norm", 360978, {
-        "rows": 8, "cols": 16384, "residual": True, "dtype": "bf16", "timer": "event", "latency_s": 8.576e-6, "cache": "warm",
+        "rows": 8, "cols": 16384, "residual": None, "dtype": "bf16", "timer": "event", "latency_s": 8.576e-6, "cache": "warm",
     }),
     # 194.32, A800, qwen3 gemm_qkv at tp 8: the norms of q and k are in the time
     ("frontier", LAYERS, "layer", 354639, {
@@ -145,7 +145,7 @@ WORKED: list[tuple[str, str, str, int, dict[str, Any]]] = [
     ("frontier", MOE, "moe", 26798, {
         **PROFILED, "identity": "triton", "kernel": "vllm_fused", "num_tokens": 1, "hidden_size": 4096, "inter_size": 448,
         "num_experts": 16, "topk": 2, "tp": 4, "ep": 2, "distribution": "uniform", "moe_pass": "both", "gated": True, "active_experts": 1,
-        "dtype": "bf16", "cache": "rotated", "num_repeats": 20, "latency_s": 16.832e-6,
+        "dtype": "bf16", "cache": "cold", "num_repeats": 20, "latency_s": 16.832e-6,
     }),
     # 173.984, A800, no backend, 1 token x top 8 all on this GPU's 32 of 128 experts: what 4 tokens over 4 GPUs send to each
     ("frontier", MOE, "moe", 16269, {

@@ -16,7 +16,11 @@ def test_any_clock_sm_count_and_bandwidth_give_a_consistent_gpu(spec, clock, sms
     num_sms = max(1, round(spec.num_sms * sms))
     what_if = with_overrides(
         spec,
-        {"boost_clock_hz": spec.boost_clock_hz * clock, "num_sms": num_sms, "dram_bytes_per_s": min(1e14, spec.dram_bytes_per_s * bandwidth)}
+        {
+            "boost_clock_hz": spec.boost_clock_hz * clock,
+            "num_sms": num_sms,
+            "dram_bytes_per_s": min(1e14, spec.dram_bytes_per_s * bandwidth),
+        }
         | ({"l2_bytes_per_s": spec.l2_bytes_per_s * 4} if spec.l2_bytes_per_s else {}),
     )
     check_physics(what_if)

@@ -15,7 +15,7 @@ def test_a_unit_and_its_factor_round_trip(name_and_unit, number):
     assert abs(value / units.UNITS[ending][unit] - number) <= 1e-9 * number
 
 
-@given(st.sampled_from([ending for ending in units.UNITS if ending in ("_bytes_per_s", "_flop_per_s", "_hz", "_bytes", "_s")]), st.floats(1e-9, 1e17))
+@given(st.sampled_from(["_bytes_per_s", "_flop_per_s", "_hz", "_bytes", "_s"]), st.floats(1e-9, 1e17))
 def test_what_is_shown_reads_back_within_its_three_digits(ending, value):
     shown = units.human("x" + ending, value)
     assert abs(units.parse("x" + ending, shown) / value - 1) < 0.006

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from tilecast.errors import UnknownName
+from tilecast.errors import MissingData, UnknownName
 
 SCHEMA_VERSION = 1
 
@@ -127,7 +127,7 @@ def schema(family: str) -> dict[str, Any]:
 def conform(frame: pl.DataFrame, family: str, **constants: object) -> pl.DataFrame:
     """`frame` with exactly the columns of `family`, typed and ordered; what it lacks is `constants` or null.
 
-    A column the schema does not know, or a required one that is missing, is a bug in the reader and raises.
+    A column the schema does not know is a bug in the reader; a required value that is missing is a damaged file.
     """
     wanted = schema(family)
     given = {**dict.fromkeys(wanted), "family": family, **constants}
@@ -136,7 +136,9 @@ def conform(frame: pl.DataFrame, family: str, **constants: object) -> pl.DataFra
     columns = [(pl.col(name) if name in frame.columns else pl.lit(given[name])).cast(kind).alias(name) for name, kind in wanted.items()]
     conformed = frame.select(columns) if frame.width else pl.DataFrame(schema=wanted)
     for name in REQUIRED:
-        assert not conformed[name].null_count(), f"{family} rows without {name}"
+        if conformed[name].null_count():
+            where = conformed["origin"][0] if conformed.height else family
+            raise MissingData(f"{where}: {conformed[name].null_count()} rows have no {name}")
     return conformed
 
 

@@ -90,8 +90,8 @@ def _uniform(frame: pl.DataFrame, family: str, seed: int) -> NDArray[np.float64]
         if name in CONFIGURATION:
             continue
         column = frame[name]
-        if kind in (pl.Int64, pl.Boolean):
-            values = column.cast(pl.Int64).fill_null(-1).to_numpy().astype(np.uint64)
+        if kind in (pl.Int64, pl.Boolean):  # a flag that is not told is the same shape as one that is off
+            values = column.cast(pl.Int64).fill_null(0 if kind == pl.Boolean else -1).to_numpy().astype(np.uint64)
         else:
             texts = column.cast(pl.String).fill_null("")
             codes = {text: zlib.crc32(text.encode()) for text in texts.unique()}

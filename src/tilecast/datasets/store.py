@@ -90,7 +90,7 @@ def _stored(name: str, root: Path, family: str, progress: Progress | None) -> Pa
         return None
     fingerprint = _fingerprint(entry.fingerprint(root))
     path = cache_folder() / "store" / name / f"{family}-{fingerprint}.parquet"
-    if not path.is_file():
+    if not _is_readable(path):
         frame = quality.judge(ingest(entry, root, tables, progress), family)
         with replacing(path) as temporary:
             frame.write_parquet(temporary, compression="zstd", compression_level=3)
@@ -98,6 +98,15 @@ def _stored(name: str, root: Path, family: str, progress: Progress | None) -> Pa
             if stale != path:
                 stale.unlink(missing_ok=True)
     return path
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether the file is there and whole; a damaged one is made anew."""
+    try:
+        pl.read_parquet_schema(path)
+    except (OSError, pl.exceptions.PolarsError):
+        return False
+    return True
 
 
 def ingest(entry: DataSource, root: Path, tables: list[Table], progress: Progress | None = None) -> pl.DataFrame:

@@ -52,7 +52,9 @@ def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants |
     boost_hz = gpu.boost_clock_hz
     slowdown = _slowdown(tasks, gpu, clocks, busiest, using)
     l2_per_s = (tasks.l2_bytes_per_clock_per_sm or using.l2_bytes_per_clock_per_sm) * boost_hz
-    reachable_hz = {"tensor": boost_hz * using.tensor_fraction * slowdown, "vector": boost_hz * using.tensor_fraction * slowdown}
+    reachable_hz = {
+        name: boost_hz * issue_fraction(gpu, name == "tensor", using) * slowdown for name in ("tensor", "vector")
+    }
     busy = {name: busiest * per_task / reachable_hz.get(name, boost_hz * slowdown) for name, per_task in clocks.items()}
     if np.any(np.asarray(tasks.l2_bytes) > 0):
         busy["l2"] = busiest * tasks.l2_bytes / l2_per_s
@@ -110,6 +112,11 @@ def matrix_rate(gpu: GpuSpec, dtype: str) -> tuple[float, bool]:
     raise SpecError(f"{gpu.id} has no {dtype} matrix rate; it has {', '.join(known)}")
 
 
+def issue_fraction(gpu: GpuSpec, on_tensor: bool, using: Constants) -> float:
+    """Share of a unit's peak at its clock that a well-fed main loop issues."""
+    return (using.tensor_fraction if on_tensor else using.vector_fraction) * (using.amd_fraction if gpu.vendor == "amd" else 1.0)
+
+
 def _clocks_per_task(tasks: TaskSet, gpu: GpuSpec) -> dict[str, Floats]:
     clocks: dict[str, Floats] = {}
     if np.any(np.asarray(tasks.matrix_flop) > 0):
@@ -125,12 +132,13 @@ def _clocks_per_task(tasks: TaskSet, gpu: GpuSpec) -> dict[str, Floats]:
 
 
 def _slowdown(tasks: TaskSet, gpu: GpuSpec, clocks: dict[str, Floats], busiest: Floats, using: Constants) -> Floats:
-    """Sustained over boost clock, from what the tensor cores would draw."""
-    if "tensor" not in clocks:
+    """Sustained over boost clock, from what the units that multiply matrices would draw."""
+    if not np.any(np.asarray(tasks.matrix_flop) > 0):
         return np.ones((1, 1))
-    rate, _ = matrix_rate(gpu, tasks.matrix_dtype)
-    issue_hz = gpu.boost_clock_hz * using.tensor_fraction
-    return sustained_fraction(gpu, tasks.matrix_dtype, gpu.num_sms * rate * issue_hz, busiest * clocks["tensor"] / issue_hz, using)
+    rate, on_tensor = matrix_rate(gpu, tasks.matrix_dtype)
+    issue_hz = gpu.boost_clock_hz * issue_fraction(gpu, on_tensor, using)
+    busy_s = busiest * clocks["tensor" if on_tensor else "vector"] / issue_hz
+    return sustained_fraction(gpu, tasks.matrix_dtype, on_tensor, gpu.num_sms * rate * issue_hz, busy_s, using)
 
 
 def _bound(tasks: TaskSet, gpu: GpuSpec) -> Floats:

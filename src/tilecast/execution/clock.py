@@ -1,7 +1,8 @@
-"""The sustained clock: what the power limit leaves of the boost clock when tensor cores work long enough.
+"""The sustained clock: what the power limit leaves of the boost clock when the matrix units work long enough.
 
-Whole-board energy per 16-bit FLOP falls with the width of the tensor core, as measured boards at their limit show (H200 0.99 pJ, B200 0.71,
-L40S about 1.7); narrower formats cost in proportion to their width. A kernel shorter than the regulator's window keeps the boost clock.
+Whole-board energy per 16-bit tensor FLOP falls with the width of the tensor core, as boards at their limit show (H200 0.99 pJ, B200 0.71,
+L40S about 1.7); narrower formats cost in proportion to their width. Vector FLOP cost more, in proportion to the process: an L4 at 72 W
+sustains 42 % of its fp32 peak, a T4 at 70 W less than half. A kernel shorter than the regulator's window keeps the boost clock.
 """
 
 import numpy as np
@@ -11,21 +12,29 @@ from tilecast.execution.fitted import Constants
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 
-REFERENCE_WIDTH = 1024.0  # FLOP per clock per SM
+REFERENCE_WIDTH = 1024.0  # 16-bit FLOP per clock per SM
+REFERENCE_NM = 4.0
+# The process each architecture is made in; an architecture that is not listed is newer than these.
+PROCESS_NM = {
+    "pascal": 16.0, "volta": 12.0, "turing": 12.0, "ampere": 7.5, "ada": 4.0, "hopper": 4.0, "blackwell": 4.0, "blackwell-rtx": 4.0,
+    "cdna1": 7.0, "cdna2": 6.0, "cdna3": 5.0, "cdna4": 4.0, "xe2": 5.0,
+}  # fmt: skip
 
 
-def energy_j_per_flop(gpu: GpuSpec, dtype: str, using: Constants) -> float:
-    """Board energy of one FLOP of `dtype` on this GPU's matrix units."""
-    width = gpu.tensor_flop_per_clock_per_sm.get("fp16") or gpu.tensor_flop_per_clock_per_sm.get("bf16") or REFERENCE_WIDTH
-    sixteen_bit = using.energy_j_per_flop * (width / REFERENCE_WIDTH) ** -using.energy_width_power
-    bits = 16 if dtype not in DTYPES else DTYPES[dtype].bits
-    return float(sixteen_bit * bits / 16)
+def energy_j_per_flop(gpu: GpuSpec, dtype: str, on_tensor: bool, using: Constants) -> float:
+    """Board energy of one FLOP of `dtype` on this GPU's tensor cores or vector units."""
+    bits = DTYPES[dtype].bits if dtype in DTYPES else 16
+    if on_tensor:
+        width = gpu.tensor_flop_per_clock_per_sm.get("fp16") or gpu.tensor_flop_per_clock_per_sm.get("bf16") or REFERENCE_WIDTH
+        return float(using.energy_j_per_flop * (width / REFERENCE_WIDTH) ** -using.energy_width_power * bits / 16)
+    process = PROCESS_NM.get(gpu.arch, REFERENCE_NM) / REFERENCE_NM
+    return float(using.vector_energy_j_per_flop * process * bits / 32)
 
 
-def sustained_fraction(gpu: GpuSpec, dtype: str, flop_per_s: float, busy_s: Floats, using: Constants) -> Floats:
+def sustained_fraction(gpu: GpuSpec, dtype: str, on_tensor: bool, flop_per_s: float, busy_s: Floats, using: Constants) -> Floats:
     """Sustained over boost clock for matrix work at `flop_per_s` (at boost) that keeps the chip busy for `busy_s`."""
-    if gpu.tdp_w is None or dtype not in gpu.tensor_flop_per_s:
+    if gpu.tdp_w is None:
         return np.ones_like(busy_s)
-    limited = min(1.0, gpu.tdp_w / energy_j_per_flop(gpu, dtype, using) / flop_per_s)
+    limited = min(1.0, gpu.tdp_w / energy_j_per_flop(gpu, dtype, on_tensor, using) / flop_per_s)
     settled = busy_s / limited / (busy_s / limited + using.burst_s)
     return np.asarray(1.0 / (settled / limited + (1.0 - settled)))

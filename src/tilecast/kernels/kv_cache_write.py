@@ -35,6 +35,7 @@ class KvCacheWrite:
             written_bytes=row_bytes,
             flop=0.0,
             threads=np.clip(keys, gpu.warp_size, THREADS),
+            access_bytes=element_bytes(self.dtype),
         )
         return streaming_tasks(stream, gpu, protocol)
 

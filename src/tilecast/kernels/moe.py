@@ -24,7 +24,6 @@ from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import sizes
 
 PASSES = ("w13", "w2", "both")
-TILE_ROWS, TILE_COLUMNS = (16, 32, 64, 128), (64, 128, 256)
 K_STEP = 64  # a main loop's step along K where none is given
 LEAST_STAGES = 2  # steps a main loop keeps in shared memory at once
 NUM_DRAWS = 8  # orders of the experts over which the busiest rank of a skewed load is averaged
@@ -35,7 +34,7 @@ class MoeConstants:
     """constants/moe.toml says what each one is."""
 
     small_kernel_s: float
-    triton_share: float
+    triton_fetches: float
     weight_share: float
     step_s: float
     route_cycles: float
@@ -52,18 +51,33 @@ class Implementation:
     """How one identity goes about it, beside its two grouped GEMMs."""
 
     num_small_kernels: int  # routing, sorting, scatter, activation, reduction
+    num_quantise_kernels: int  # where activations are held in fewer than 16 bits
     copies_tokens: bool  # a kernel writes each expert's rows next to each other first
     fuses_activation: bool  # the first GEMM writes the activated half only
     keeps_foreign_rows: bool  # intermediate results have a row for every token and expert, also those of other ranks
-    is_triton: bool = False
+    multicasts: bool  # neighbouring tasks share what they fetch from L2
+    tile_rows: tuple[int, ...]
+    tile_columns: tuple[int, ...]
 
 
 IMPLEMENTATIONS = {
-    "triton": Implementation(num_small_kernels=4, copies_tokens=False, fuses_activation=False, keeps_foreign_rows=True, is_triton=True),
-    "grouped": Implementation(num_small_kernels=3, copies_tokens=False, fuses_activation=True, keeps_foreign_rows=False),
-    "cutlass": Implementation(num_small_kernels=5, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False),
-    "deepgemm": Implementation(num_small_kernels=6, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False),
-}
+    "triton": Implementation(
+        num_small_kernels=4, num_quantise_kernels=2, copies_tokens=False, fuses_activation=False, keeps_foreign_rows=True, multicasts=False,
+        tile_rows=(16, 32, 64), tile_columns=(64, 128),
+    ),
+    "grouped": Implementation(
+        num_small_kernels=2, num_quantise_kernels=1, copies_tokens=False, fuses_activation=True, keeps_foreign_rows=False, multicasts=True,
+        tile_rows=(16, 32, 64, 128), tile_columns=(128, 256),
+    ),
+    "cutlass": Implementation(
+        num_small_kernels=5, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
+        tile_rows=(16, 64, 128), tile_columns=(64, 128, 256),
+    ),
+    "deepgemm": Implementation(
+        num_small_kernels=5, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
+        tile_rows=(64, 128), tile_columns=(64, 128),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,8 +111,9 @@ class Moe:
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         held = quantisation(self.dtype)
         problem = _problem(self)
-        tile = _tiles(self, gpu, held, len(problem.num_tokens))
-        return _task_set(problem, tile, _implementation(self.identity, gpu), held, gpu, protocol)
+        how = _implementation(self.identity, gpu)
+        tile = _tiles(self, how, gpu, held, len(problem.num_tokens))
+        return _task_set(problem, tile, how, held, gpu, protocol)
 
 
 KERNELS = (Moe,)
@@ -186,12 +201,12 @@ class Tile:
     names: tuple[str, ...]
 
 
-def _tiles(asked: Moe, gpu: GpuSpec, held: Quantisation, num_launches: int) -> Tile:
+def _tiles(asked: Moe, how: Implementation, gpu: GpuSpec, held: Quantisation, num_launches: int) -> Tile:
     given = {name: getattr(asked, name) for name in ("block_m", "block_n", "block_k", "group_m", "num_warps", "num_stages")}
     fixed = sizes(**{name: value for name, value in given.items() if value is not None}, launches=np.ones(num_launches))
     del fixed["launches"]
     rows, columns = fixed.get("block_m"), fixed.get("block_n")
-    pairs = [(m, n) for m in (TILE_ROWS if rows is None else (0,)) for n in (TILE_COLUMNS if columns is None else (0,))]
+    pairs = [(m, n) for m in (how.tile_rows if rows is None else (0,)) for n in (how.tile_columns if columns is None else (0,))]
     tile = Tile(
         rows=np.array([[m for m, _ in pairs]], dtype=np.float64) if rows is None else rows,
         columns=np.array([[n for _, n in pairs]], dtype=np.float64) if columns is None else columns,
@@ -385,8 +400,8 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
         num_tasks=num_tasks,
         least_flop=2.0 * on_rank.pairs * matrix_elements,
         least_bytes=least_from_dram(least_bytes, gpu, protocol.cache),
-        matrix_flop=2.0 * tile.rows * tile.columns * mean_k / (fitted.triton_share if how.is_triton else 1.0),
-        l2_bytes=(tile.rows * held.activation.bytes + tile.columns * held.weight.bytes) * mean_k,
+        matrix_flop=2.0 * tile.rows * tile.columns * mean_k,
+        l2_bytes=(tile.rows * held.activation.bytes + tile.columns * held.weight.bytes) * mean_k * (1.0 if how.multicasts else fitted.triton_fetches),
         dram_bytes=weight_bytes * (1 - found) / fitted.weight_share + moved.by_gemms * (1 - kept),
         busiest_tasks=(waves_13 * k_13 + waves_2 * k_2) / mean_k,
         rounds=rounds + step_s / using.fill_s,
@@ -426,7 +441,7 @@ def _traffic(problem: Problem, pairs: Floats, how: Implementation, held: Quantis
         small = small + first + activated
     if how.copies_tokens:
         small = small + (problem.num_tokens * out + pairs * act) * problem.hidden
-    quantised = (problem.num_tokens * problem.hidden + (0.0 if how.fuses_activation else rows * problem.inter)) * (out + act)
+    quantised = (problem.num_tokens * problem.hidden + (0.0 if how.fuses_activation and held.name != "fp8_block" else rows * problem.inter)) * (out + act)
     return Traffic(
         by_gemms=np.where(both, token_bytes + first + activated + second, token_bytes + result_bytes),
         by_small_kernels=np.where(both, small, 0.0),
@@ -440,12 +455,12 @@ def _small_kernels_s(
     problem: Problem, moved: Traffic, kept: Floats, how: Implementation, held: Quantisation, gpu: GpuSpec, using: Constants, fitted: MoeConstants
 ) -> Floats:
     """Kernels beside the first GEMM: their launches, their traffic through L2 or DRAM, and the sorting of tokens by expert."""
-    num_launches = how.num_small_kernels + (2 if held.activation.bytes < 2 else 0)
+    num_launches = how.num_small_kernels + (how.num_quantise_kernels if held.activation.bytes < 2 else 0)
     second_s = using.launch_cycles / gpu.boost_clock_hz + using.launch_s + using.drain_s
     dram_per_s = gpu.dram_bytes_per_s * using.dram_fraction
     l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
     stream_s = moved.by_small_kernels * ((1 - kept) / dram_per_s + kept / l2_per_s)
-    quantise_s = moved.quantised / (dram_per_s * fitted.quantise_share)
+    quantise_s = moved.quantised / (dram_per_s * (fitted.quantise_share if how.fuses_activation and held.name == "fp8_block" else 1.0))
     route_s = problem.num_tokens * problem.topk * fitted.route_cycles / (gpu.num_sms * gpu.boost_clock_hz)
     spent = num_launches * fitted.small_kernel_s + second_s + stream_s + quantise_s + route_s
     return np.where(problem.runs_w13 & problem.runs_w2, spent, 0.0)

@@ -37,6 +37,7 @@ class Rope:
             written_bytes=row_bytes,
             flop=3.0 * elements,
             threads=np.clip(elements / 2, gpu.warp_size, THREADS),
+            access_bytes=element_bytes(self.dtype),
         )
         return streaming_tasks(stream, gpu, protocol)
 

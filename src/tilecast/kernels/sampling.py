@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import sizes
-from tilecast.kernels.streaming import Stream, element_bytes, streaming_tasks
+from tilecast.kernels.streaming import SLICE, Stream, element_bytes, slices, streaming_tasks
 
 LAUNCHES = 4.0  # conversion, softmax or maximum, draw, gathering the token
-FP32_PASSES = 2.0  # the fp32 copy is written once and read once more
+FP32_READS = 1.0  # of the fp32 copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -26,13 +26,11 @@ class Sampling:
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         size = sizes(rows=self.rows, cols=self.cols)
         stream = Stream(
-            blocks=size["rows"],
-            read_bytes=size["cols"] * element_bytes(self.dtype),
-            written_bytes=0.0,
-            flop=4.0 * size["cols"],
-            special_ops=size["cols"],
-            threads=1024.0,
-            reduces=True,
+            blocks=slices(size["rows"] * size["cols"]),
+            read_bytes=SLICE * (element_bytes(self.dtype) + FP32_READS * 4.0),
+            written_bytes=SLICE * 4.0,
+            flop=4.0 * SLICE,
+            special_ops=1.0 * SLICE,
             launches=LAUNCHES,
         )
         return streaming_tasks(stream, gpu, protocol)

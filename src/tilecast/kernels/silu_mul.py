@@ -34,6 +34,7 @@ class SiluMul:
             flop=6.0 * size["cols"],
             special_ops=2.0 * size["cols"],  # exp and reciprocal
             threads=np.clip(size["cols"] / 8, gpu.warp_size, THREADS),
+            access_bytes=element_bytes(self.dtype),
         )
         return streaming_tasks(stream, gpu, protocol)
 

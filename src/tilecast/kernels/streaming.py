@@ -20,6 +20,7 @@ from tilecast.hardware import GpuSpec
 
 SLICE = 1024  # elements of a flat tensor that one block takes
 BLOCK_THREADS = 256  # of a flat tensor's block
+VECTOR_BYTES = 16.0  # the widest load or store of a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +28,10 @@ class StreamingConstants:
     """constants/streaming.toml says what each one is."""
 
     dram_fraction: float
-    l2_bytes_per_clock_per_sm: float
-    reuse_distance: float
+    vector_bytes_per_clock_per_sm: float
+    scalar_accesses_per_clock_per_sm: float
+    start_s: float
     row_s: float
-    call_s: float
 
 
 @cache
@@ -51,8 +52,9 @@ class Stream:
     shared_bytes: Floats | float = 0.0  # per launch: weights and tables that all blocks read
     rereads: Floats | float = 0.0  # times a block reads its input again
     reduces: bool = False  # a block waits for its whole row before it writes
+    access_bytes: Floats | float = VECTOR_BYTES  # of one load or store: an element where a kernel takes them one by one
     launches: Floats | float = 1.0  # kernels one call launches
-    allocations: int = 1  # tensors an eager call makes
+    host_calls: int = 1  # dispatches of one eager call
 
 
 def element_bytes(name: str) -> float:
@@ -72,30 +74,34 @@ def slices(numel: Floats) -> Floats:
 
 
 def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: StreamingConstants | None = None) -> TaskSet:
-    """One task per block; time is bytes at DRAM or L2 speed, unless rows are few, slow to start, or costly to compute."""
-    using = using or streaming_constants()
+    """One task per block; time is bytes at DRAM or L2 speed, unless they are few or costly to compute."""
+    using, machine = using or streaming_constants(), constants()
     per_block = np.asarray(stream.read_bytes + stream.written_bytes)
     least = np.asarray(stream.blocks * per_block + stream.shared_bytes)
-    missed = stream.rereads * stream.blocks * stream.read_bytes * (1.0 - _found_again(stream, per_block, gpu, using))
+    read_again = np.asarray(stream.rereads * stream.read_bytes)
+    missed = stream.blocks * read_again * (1.0 - _found_again(stream, per_block, gpu))
     from_dram = least if protocol.cache == "cold" else least * (1.0 - hit_fraction(least, gpu))
-    num_tasks = np.ceil(stream.blocks)
-    rounds = np.ceil(num_tasks / gpu.num_sms / resident_blocks(stream.threads, gpu))
-    machine = constants()
-    further = (machine.launch_s + machine.launch_cycles / gpu.boost_clock_hz) * (np.asarray(stream.launches) - 1.0)
-    host_s = using.call_s * (stream.allocations - 1 + np.asarray(stream.launches) - 1.0) if protocol.timer == "event" else 0.0
+    # Issue slots bind where accesses are small: such bytes weigh more on the way from and to L2.
+    weight = np.maximum(1.0, using.vector_bytes_per_clock_per_sm / (using.scalar_accesses_per_clock_per_sm * np.asarray(stream.access_bytes)))
+    launch_s = machine.launch_cycles / gpu.boost_clock_hz + machine.launch_s
+    start_s = using.start_s - launch_s - machine.drain_s + (using.row_s if stream.reduces else 0.0)
+    further_s = using.start_s * (np.asarray(stream.launches) - 1.0)
+    host_s = machine.host_event_s * (stream.host_calls - 1.0 + np.asarray(stream.launches) - 1.0) if protocol.timer == "event" else 0.0
     return TaskSet(
         matrix_dtype="fp32",
-        num_tasks=num_tasks,
+        num_tasks=np.ceil(stream.blocks),
         least_flop=np.zeros_like(least),
         least_bytes=least_from_dram(least, gpu, protocol.cache),
         vector_flop=stream.flop,
         special_ops=stream.special_ops,
-        l2_bytes=per_block + np.asarray(stream.rereads * stream.read_bytes),
+        l2_bytes=(per_block + read_again) * weight,
         dram_bytes=from_dram + missed,
-        rounds=np.asarray(rounds * (using.row_s / machine.fill_s if stream.reduces else 1.0)),
+        busiest_tasks=np.asarray(stream.blocks / gpu.num_sms),  # blocks are small and many: SMs finish together
+        rounds=np.zeros_like(least),
+        resident=resident_blocks(stream.threads, gpu),
         dram_fraction=using.dram_fraction,
-        l2_bytes_per_clock_per_sm=using.l2_bytes_per_clock_per_sm,
-        fixed_s=np.asarray(further + host_s),
+        l2_bytes_per_clock_per_sm=using.vector_bytes_per_clock_per_sm,
+        fixed_s=np.asarray(start_s + further_s + host_s),
     )
 
 
@@ -105,7 +111,7 @@ def resident_blocks(threads: Floats | float, gpu: GpuSpec) -> Floats:
     return np.asarray(np.clip(slots / np.asarray(threads, dtype=np.float64), 1.0, gpu.max_blocks_per_sm or 32))
 
 
-def _found_again(stream: Stream, per_block: Floats, gpu: GpuSpec, using: StreamingConstants) -> Floats:
-    """Share of second reads that the cache still answers: what resident rows move between two reads must fit."""
+def _found_again(stream: Stream, per_block: Floats, gpu: GpuSpec) -> Floats:
+    """Share of second reads that the cache still answers: between two reads, all resident rows have been read and written."""
     alive = np.minimum(stream.blocks, gpu.num_sms * resident_blocks(stream.threads, gpu))
-    return hit_fraction(np.asarray(using.reuse_distance / 2.0 * alive * per_block), gpu)
+    return hit_fraction(np.asarray(alive * per_block), gpu)

@@ -254,7 +254,14 @@ def _collective(raw: pl.DataFrame, at: Coordinates, family: str, dtype: str, tim
 
 def _nccl(op_name: str, family: str) -> Read:
     def read(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
-        return _collective(raw.filter(pl.col("op_name") == op_name), at, family, "nccl_dtype", pl.lit("event"), at.engine)
+        return _collective(
+            raw.filter(pl.col("op_name") == op_name),
+            at,
+            family,
+            "nccl_dtype",
+            pl.lit("event"),
+            "oneccl" if at.engine == "oneccl" else "nccl",
+        )
 
     return read
 
@@ -269,12 +276,14 @@ def _module(phase: str, *attributes: str, set_aside: str | None = None) -> Read:
 
     def read(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
         present = [name for name in ("gemm_type", *attributes) if name in raw.columns]
+        # The wide-EP decode tables state the cache length as isl and no step.
+        is_decode = pl.lit(at.origin.endswith("wideep_generation_mla_perf.parquet"))
         model = pl.col("model") if "model" in raw.columns else pl.lit(None, pl.String)
         frame = raw.select(
             *_common(), _dtype("mla_dtype"), _kv_dtype(), pl.col("op_name").alias("op"), model.alias("model"),
             pl.col("batch_size").alias("batch"),
-            pl.col("isl").alias("q_len"), (pl.col("isl") + pl.col("step")).alias("kv_len"), "num_heads", pl.col("tp_size").alias("tp"),
-            *([_attributes(*present)] if present else []),
+            pl.when(is_decode).then(1).otherwise(pl.col("isl")).alias("q_len"), (pl.col("isl") + pl.col("step")).alias("kv_len"),
+            "num_heads", pl.col("tp_size").alias("tp"), *([_attributes(*present)] if present else []),
         )  # fmt: skip
         return conform(frame, "layer", phase=phase, timer="graph", cache="warm", set_aside=set_aside, **_constants(at))
 
@@ -322,14 +331,14 @@ def _mega_moe(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
 
 
 def _at_least_one(column: str) -> pl.Expr:
-    """A degree of parallelism; the raw file also writes none as 0 or leaves it empty."""
-    return pl.col(column).fill_null(1).clip(1, None)
+    """A degree of parallelism, which the raw file also writes as 0 or leaves empty for none; unknown when disaggregated."""
+    return pl.when(pl.col("mode") == "agg").then(pl.col(column).fill_null(1).clip(1, None))
 
 
 def _serving(raw: pl.DataFrame) -> pl.DataFrame:
     """Measured serving points: time to first token and per output token, two rows of ours for one raw row."""
     concurrency = pl.col("silicon_data_source").str.extract(r"silicon_concurrency=(\d+)").cast(pl.Int64)
-    precision = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16"}
+    precision = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "int4": "int4_wo"}
     detail = ("id", "gemm_quant_mode", "moe_quant_mode", *(name for name in raw.columns if name.startswith(("prefill_", "decode_"))))
     shared = raw.select(
         "origin_row", pl.col("system").replace_strict(GPUS).alias("gpu"), pl.col("backend").alias("engine"),
@@ -438,9 +447,10 @@ class AiConfigurator:
     def read(self, root: Path, table: Table) -> pl.DataFrame:
         content = io.BytesIO(wheel.member(wheel.open_wheel(root), table.name))
         try:
+            raw = pl.read_csv(content, infer_schema_length=None) if table.name == SERVING_TABLE else pl.read_parquet(content)
+            raw = raw.with_row_index("origin_row")
             if table.name == SERVING_TABLE:
-                return _serving(pl.read_csv(content, infer_schema_length=None).with_row_index("origin_row"))
-            raw = pl.read_parquet(content).with_row_index("origin_row")
+                return _serving(raw)
             return self._readers(table.name)[table.family](raw, Coordinates.of(table.name))
         except pl.exceptions.ColumnNotFoundError as problem:
             read_columns(raw, {str(problem).split('"')[1] if '"' in str(problem) else str(problem).splitlines()[0]}, table.name)

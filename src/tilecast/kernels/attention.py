@@ -1,0 +1,503 @@
+"""Fused attention, prefill and decode: query tiles that walk over tiles of keys, a KV split that fills the machine, and the unfused chain.
+
+Legend: L launches, R requests of a launch (equal ones are one entry with a count). Everything is counted per request in closed form, so
+a long context or a large batch costs no more to predict than a short one.
+
+A graph of an engine replays the whole attention operator, so with the timer `graph` its small kernels (KV-cache write, metadata) are
+inside; the other timers mean the attention kernel alone.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tilecast.dtypes import DTYPES, quantisation
+from tilecast.errors import InvalidInput, UnknownName
+from tilecast.execution import Protocol, TaskSet, constants
+from tilecast.execution.analytic import matrix_rate
+from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
+from tilecast.execution.fitted import load
+from tilecast.execution.schedule import chunk_that_fits, floor_sum, least_makespan
+from tilecast.execution.tasks import Floats, ceil_div
+from tilecast.hardware import GpuSpec
+from tilecast.kernels.base import sizes
+
+IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm", "triton", "unfused")
+SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
+LEAST_CHUNK = 128  # keys; no library splits finer
+LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
+WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs at most so many query heads; beyond, each one walks the cache by itself, on vector units
+SIMT_FLOP = 10.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
+CYCLIC = 1.25  # a cache read over and over from its start behaves like an L2 smaller by this factor: lines leave before they return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConstants:
+    """constants/attention.toml says what each one is."""
+
+    sync_exposed: float
+    async_exposed: float
+    plain_loop: float
+    task_s: float
+    helper_s: float
+    stream_fraction: float
+    thread_copy_bytes_per_clock: float
+    bulk_copy_bytes_per_clock: float
+
+
+@cache
+def attention_constants() -> AttentionConstants:
+    return load(AttentionConstants, "attention")
+
+
+# ---- what is asked -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """Query and key lengths (L, R); `count` says how many requests of a launch each entry stands for, 0 for padding."""
+
+    q: Floats
+    kv: Floats
+    count: Floats
+
+    def total(self, values: Floats) -> Floats:
+        """Summed over the requests of each launch: (L, 1)."""
+        return np.asarray(np.sum(self.count * values, axis=-1, keepdims=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One attention problem per launch; sizes are (L, 1). `kv_width` is what the cache holds of a token for one KV head, in elements."""
+
+    requests: Requests
+    num_heads: Floats
+    num_kv_heads: Floats
+    qk_dim: Floats
+    v_dim: Floats
+    kv_width: Floats
+    causal: Floats  # 1 or 0
+    window: Floats  # keys a query sees at most; inf: all
+    q_bytes: float  # of an element of the queries
+    out_bytes: float
+    kv_bytes: Floats  # of an element of the cache, scales included
+    compute: str  # dtype whose rate `matrix_flop` is told in
+    rate_gain: Floats  # matrix rate of this launch over that of `compute`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """How one kernel walks: its tiles (L, 1), what it packs and splits, and what its schedule leaves exposed."""
+
+    tile_q: Floats
+    tile_kv: Floats
+    packs: Any  # query heads that share a KV head fill one tile
+    exposed: float  # share of the softmax that the tensor cores wait for
+    copy_bytes_per_clock: float  # what an SM's loads of keys bring in
+    widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
+    resident: int = 1
+    most_splits: Floats | float = np.inf
+    num_combines: float = 1.0  # kernels that merge the parts of a split KV
+    matrix_factor: Floats | float = 1.0  # matrix time over that of an ideal loop
+    is_simt: Any = False  # vector units do the matrix work
+    num_helpers: Floats | float = 1.0
+    copies_queries: bool = False  # the operator rewrites the queries before it attends
+
+
+def uniform(batch: Any, q_len: Any, kv_len: Any, **others: Any) -> tuple[Requests, dict[str, Floats]]:
+    """Launches of `batch` equal requests each, and the other sizes as columns of the same length."""
+    size = sizes(batch=batch, q_len=q_len, kv_len=kv_len, **others)
+    return Requests(q=size["q_len"], kv=size["kv_len"], count=size["batch"]), size
+
+
+def ragged(q_lens: Any, kv_lens: Any) -> Requests:
+    """One launch (a list of lengths) or many (a list of lists); JSON text stands for a list."""
+    q, num_q = _padded("q_lens", q_lens)
+    kv, num_kv = _padded("kv_lens", kv_lens)
+    if num_q.shape != num_kv.shape or np.any(num_q != num_kv):
+        raise InvalidInput("q_lens and kv_lens must name the same requests: their lengths differ")
+    count = (np.arange(q.shape[1]) < num_q[:, None]).astype(np.float64)
+    return Requests(q=q, kv=kv, count=count)
+
+
+def _padded(name: str, given: Any) -> tuple[Floats, np.ndarray]:
+    """Lists of lengths as one array, ones where a launch has fewer requests than the longest, and how many each has."""
+    lists = _lists(name, given)
+    num = np.array([len(entry) for entry in lists], dtype=np.int64)
+    if not len(num) or num.min() < 1:
+        raise InvalidInput(f"{name} must hold at least one request")
+    flat = sizes(**{name: np.asarray(list(chain.from_iterable(lists)))})[name][:, 0]
+    padded = np.ones((len(num), int(num.max())))
+    padded[np.arange(padded.shape[1]) < num[:, None]] = flat
+    return padded, num
+
+
+def _lists(name: str, given: Any) -> Sequence[Sequence[int]]:
+    if isinstance(given, str):
+        given = _parsed(name, given)
+    if isinstance(given, np.ndarray) and given.dtype.kind in "iuf":
+        return given[None] if given.ndim == 1 else given  # type: ignore[return-value]
+    entries = list(given) if isinstance(given, Sequence | np.ndarray) else None
+    if not entries:
+        raise InvalidInput(f"{name} = {given!r} must be a list of lengths")
+    if all(isinstance(entry, str) for entry in entries):
+        return [_parsed(name, entry) for entry in entries]
+    return entries if isinstance(entries[0], Sequence | np.ndarray) else [entries]
+
+
+def _parsed(name: str, text: str) -> list[int]:
+    try:
+        parsed = json.loads(text)
+    except json.JSONDecodeError:
+        parsed = None
+    if not isinstance(parsed, list):
+        raise InvalidInput(f"{name} = {text!r} must be a JSON list of lengths")
+    return parsed
+
+
+def _windows(raw: Any) -> Floats:
+    """(L, 1); None, an empty cell or nan means no window."""
+    values = np.atleast_1d(np.array([np.inf if value is None else value for value in np.atleast_1d(np.asarray(raw, dtype=object))]))
+    try:
+        floats = values.astype(np.float64)
+    except (TypeError, ValueError):
+        raise InvalidInput(f"window = {raw!r} must be a whole number of at least 1, or nothing") from None
+    floats = np.where(np.isnan(floats), np.inf, floats)
+    if np.any(floats < 1) or np.any(np.isfinite(floats) & (floats != np.floor(floats))):
+        raise InvalidInput(f"window = {floats[floats < 1][0] if np.any(floats < 1) else raw} must be a whole number of at least 1")
+    return np.asarray(floats[:, None])
+
+
+def cache_bytes_of(kv_dtype: Any, default: str) -> tuple[Floats, np.ndarray]:
+    """Bytes of a cached element (L, 1) and the names of the dtypes (L,)."""
+    names = np.atleast_1d(np.asarray([default if name is None else name for name in np.atleast_1d(np.asarray(kv_dtype, dtype=object))]))
+    table = {str(name): quantisation(str(name)).activation.bytes for name in np.unique(names)}
+    return np.array([[table[str(name)]] for name in names]), names
+
+
+def checked_lengths(requests: Requests) -> None:
+    wrong = (requests.count > 0) & (requests.q > requests.kv)
+    if np.any(wrong):
+        row, request = (int(axis[0]) for axis in np.nonzero(wrong))
+        q, kv = requests.q[row, request], requests.kv[row, request]
+        raise InvalidInput(f"q_len = {q:.0f} is longer than kv_len = {kv:.0f}: kv_len counts the new tokens too")
+
+
+# ---- counting, in closed form ------------------------------------------------------------------------------------
+
+
+def visible_pairs(shape: Shape) -> Floats:
+    """Query-key pairs of each request and head: a causal query sees the keys up to its own, at most `window` of them. (L, R)"""
+    q, kv = shape.requests.q, shape.requests.kv
+    limit = np.minimum(shape.window, kv)
+    first = kv - q + 1  # keys the first query sees
+    growing = np.clip(limit - first + 1, 0.0, q)  # queries that see fewer keys than the window
+    causal = growing * first + growing * (growing - 1) / 2 + (q - growing) * limit
+    return np.asarray(np.where(shape.causal > 0, causal, q * limit))
+
+
+def visited_tiles(shape: Shape, loop: Loop, pack: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Per request and packed head (L, R): query tiles, key tiles that they visit together, and the most and the fewest of one of them.
+
+    Row r of a packed tile is query floor(r / pack), so tile t ends with query floor(((t + 1) tile_q - 1) / pack) and sees the keys up to
+    that one: the visits are sums of floors of linear functions of t.
+    """
+    q, kv = np.broadcast_arrays(shape.requests.q, shape.requests.kv)
+    tile_q, tile_kv = loop.tile_q, loop.tile_kv
+    num_tiles = ceil_div(q * pack, tile_q)
+    all_keys = ceil_div(kv, tile_kv)
+    ends = floor_sum(num_tiles - 1, tile_q, pack * (kv - q + tile_kv) + tile_q - 1, pack * tile_kv) + all_keys
+    ends = np.where(shape.causal > 0, ends, num_tiles * all_keys)
+    queries_of_tile = np.minimum(q, ceil_div(tile_q, pack))
+    shortest = np.where(shape.causal > 0, ceil_div(np.minimum(kv - q + queries_of_tile, kv), tile_kv), all_keys)
+    longest = all_keys
+    if np.all(np.isinf(shape.window)):
+        return num_tiles, ends, longest, shortest
+
+    window = np.minimum(shape.window, kv)
+    skipped = kv - q - window + 1  # keys before the first query's window; negative while the window is still filling
+    from_tile = np.clip(np.ceil(-skipped * pack / tile_q), 0.0, num_tiles)
+    start = pack * skipped + from_tile * tile_q
+    starts = floor_sum(num_tiles - from_tile, tile_q, np.maximum(start, 0.0), pack * tile_kv)
+    most = np.minimum(all_keys, np.floor((window + queries_of_tile - 2) / tile_kv) + 2)  # a window that starts inside a tile
+    causal = np.maximum(ends - starts, num_tiles)
+    visits = np.where(shape.causal > 0, causal, num_tiles * np.minimum(all_keys, ceil_div(window + queries_of_tile - 1, tile_kv)))
+    longest = np.minimum(np.maximum(most, visits / num_tiles), all_keys)
+    return num_tiles, visits, longest, np.minimum(shortest, np.maximum(1.0, np.floor(visits / num_tiles)))
+
+
+# ---- tasks -------------------------------------------------------------------------------------------------------
+
+
+def fused_tasks(
+    shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants, split: int | None = None
+) -> TaskSet:
+    """One task per query tile, packed head and part of the keys; `split` fixes the number of parts."""
+    requests = shape.requests
+    pack = np.where(loop.packs, shape.num_heads / shape.num_kv_heads, 1.0)
+    num_units = shape.num_heads / pack
+    num_tiles, visits, longest, shortest = visited_tiles(shape, loop, pack)
+    tasks_unsplit = requests.count * num_tiles * num_units
+
+    if split is None:
+        chunk = chunk_that_fits(tasks_unsplit, longest, gpu.num_sms * loop.resident, ceil_div(LEAST_CHUNK, loop.tile_kv))
+        parts = np.minimum(ceil_div(longest, chunk), loop.most_splits)
+    else:
+        parts = np.minimum(longest, float(split))
+    num_tasks = np.sum(tasks_unsplit * parts, axis=-1, keepdims=True)
+    total_visits = np.sum(requests.count * visits * num_units, axis=-1, keepdims=True)
+    busiest = least_makespan(
+        tasks_unsplit * parts, np.floor(shortest / parts), requests.count * visits * num_units, ceil_div(longest, parts), gpu.num_sms
+    )
+    mean_visits = total_visits / num_tasks
+
+    scores = mean_visits * loop.tile_q * loop.tile_kv
+    padded_dims = ceil_div(shape.qk_dim, 16) * 16 + ceil_div(shape.v_dim, 16) * 16
+    special = scores
+    vector = scores * SOFTMAX_FLOP + 2.0 * mean_visits * loop.tile_q * shape.v_dim
+    simt = np.where(loop.is_simt, scores * 2.0 * (shape.qk_dim + shape.v_dim) * SIMT_FLOP, 0.0)
+    softmax_clocks = special / (gpu.special_per_clock_per_sm or 16.0) + vector / gpu.vector_flop_per_clock_per_sm["fp32"]
+
+    kv_read = np.minimum(requests.kv, shape.window + requests.q - 1)
+    q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(kv_read) * shape.num_kv_heads
+    queries, results = q_all * shape.qk_dim * shape.q_bytes, q_all * shape.v_dim * shape.out_bytes
+    cached = kv_all * shape.kv_width * shape.kv_bytes
+    total_bytes = queries + cached + results
+    dram = total_bytes if protocol.cache == "cold" else total_bytes * (1.0 - hit_fraction(CYCLIC * total_bytes, gpu))
+    pairs = requests.total(visible_pairs(shape)) * shape.num_heads
+
+    moved_bytes = np.maximum(shape.kv_bytes, 2.0) if loop.widens else shape.kv_bytes
+    is_split = np.any(parts > 1, axis=-1, keepdims=True)
+    parts_bytes = np.sum(np.where(parts > 1, tasks_unsplit * parts * np.minimum(requests.q * pack, loop.tile_q), 0.0), axis=-1, keepdims=True)
+    parts_bytes = parts_bytes * shape.v_dim * 8.0  # fp32, written and read again
+    l2_per_s = gpu.num_sms * loop.copy_bytes_per_clock * gpu.boost_clock_hz
+    combine = np.where(is_split, using.helper_s * loop.num_combines + parts_bytes / l2_per_s, 0.0)
+    fixed = using.task_s * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
+    if protocol.timer == "graph":
+        fixed = fixed + using.helper_s * loop.num_helpers + _helper_bytes(shape, loop) / (gpu.dram_bytes_per_s * using.stream_fraction)
+    return TaskSet(
+        matrix_dtype=shape.compute,
+        num_tasks=num_tasks,
+        least_flop=2.0 * pairs * (shape.qk_dim + shape.v_dim) / shape.rate_gain,
+        least_bytes=least_from_dram(total_bytes, gpu, protocol.cache),
+        matrix_flop=np.where(loop.is_simt, 0.0, 2.0 * scores * padded_dims * loop.matrix_factor / shape.rate_gain),
+        vector_flop=vector + simt,
+        special_ops=special,
+        exposed_clocks=loop.exposed * softmax_clocks,
+        l2_bytes=mean_visits * loop.tile_kv * shape.kv_width * moved_bytes + loop.tile_q * shape.qk_dim * shape.q_bytes,
+        l2_bytes_per_clock_per_sm=loop.copy_bytes_per_clock,
+        dram_bytes=dram,
+        dram_fraction=using.stream_fraction,
+        busiest_tasks=busiest / mean_visits,
+        rounds=np.zeros((1, 1)),
+        resident=loop.resident,
+        fixed_s=fixed,
+        variants=("split KV" if bool(np.all(is_split)) else "",),
+    )
+
+
+def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
+    """What the operator moves beside attention: new keys and values into the cache, and the queries where it rewrites them."""
+    new = shape.requests.total(shape.requests.q)
+    cache_write = new * shape.num_kv_heads * shape.kv_width * (2.0 + shape.kv_bytes)
+    return np.asarray(cache_write + (new * shape.num_heads * shape.qk_dim * 4.0 if loop.copies_queries else 0.0))
+
+
+def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants) -> TaskSet:
+    """Scores to memory, softmax over them, scores times values: three kernels, nothing trimmed, four passes over the score matrix."""
+    requests = shape.requests
+    tile = 128.0
+    tiles = requests.count * ceil_div(requests.q, tile) * ceil_div(requests.kv, tile) * shape.num_heads
+    num_tasks = np.sum(tiles, axis=-1, keepdims=True)
+    scores = requests.total(requests.q * requests.kv) * shape.num_heads
+    q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(requests.kv) * shape.num_kv_heads
+    operands = q_all * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) + kv_all * shape.kv_width * shape.kv_bytes
+    passes = 4.0 * scores * max(2.0, shape.q_bytes)
+    streams = {"operands": (operands, False), "scores": (passes / 4.0, False)}
+    dram = from_dram(streams, gpu, protocol.cache, constants().rotated_copies)
+    spilled = np.maximum(dram - operands, 0.0) * 3.0  # the score matrix again, for each further pass, when L2 does not hold it
+    pairs = requests.total(visible_pairs(shape)) * shape.num_heads
+    kernel_s = constants().launch_cycles / gpu.boost_clock_hz + constants().drain_s
+    return TaskSet(
+        matrix_dtype=shape.compute,
+        num_tasks=num_tasks,
+        least_flop=2.0 * pairs * (shape.qk_dim + shape.v_dim) / shape.rate_gain,
+        least_bytes=least_from_dram(operands, gpu, protocol.cache),
+        matrix_flop=2.0 * tile * tile * (shape.qk_dim + shape.v_dim) / shape.rate_gain,
+        vector_flop=tile * tile * SOFTMAX_FLOP,
+        special_ops=tile * tile,
+        l2_bytes=2.0 * tile * (shape.qk_dim + shape.v_dim) * shape.q_bytes + 4.0 * tile * tile * max(2.0, shape.q_bytes),
+        dram_bytes=dram + spilled,
+        dram_fraction=using.stream_fraction,
+        fixed_s=2.0 * kernel_s,
+        variants=("three kernels",),
+    )
+
+
+# ---- which kernel ------------------------------------------------------------------------------------------------
+
+
+def mma_style(gpu: GpuSpec) -> str:
+    """How tensor instructions are issued: by each warp for itself, by warp groups, or by one thread into tensor memory."""
+    return {"sm_90": "wgmma", "sm_100": "tcgen05", "sm_103": "tcgen05"}.get(gpu.target, "sync")
+
+
+def newest_sglang(gpu: GpuSpec) -> str:
+    return {"wgmma": "fa3", "tcgen05": "trtllm"}.get(mma_style(gpu), "flashinfer_fa2")
+
+
+def resolved(identity: str | None, gpu: GpuSpec, known: Sequence[str] = IDENTITIES) -> str:
+    if identity is not None and identity not in known:
+        raise UnknownName.among("attention identity", identity, known)
+    return identity or newest_sglang(gpu)
+
+
+def by_dim(head_dim: Floats, *bounds: tuple[float, float], otherwise: float) -> Floats:
+    """The tile for the first bound that `head_dim` does not exceed."""
+    conditions, values = [head_dim <= bound for bound, _ in bounds], [np.full_like(head_dim, value) for _, value in bounds]
+    return np.select(conditions, values, otherwise)
+
+
+def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants, *, decode: bool) -> Loop:
+    """Tiles and schedule of one library on one GPU, as its source picks them."""
+    dim, group = shape.qk_dim, shape.num_heads / shape.num_kv_heads
+    style = mma_style(gpu)
+    legacy = 1.0 / LEGACY_MMA.get(gpu.target, 1.0)
+    one_query = decode | (np.max(shape.requests.q, axis=-1, keepdims=True) == 1)  # libraries send such a prefill to their decode kernel
+    has_cache = np.where(shape.causal > 0, 1.0, 0.0)  # encoders attend without one
+    narrow = (shape.kv_bytes < 2.0) & (shape.q_bytes >= 2.0)  # queries, keys and values are quantised by kernels of their own
+    by_warps: dict[str, Any] = {"exposed": using.sync_exposed, "copy_bytes_per_clock": using.thread_copy_bytes_per_clock, "widens": True}
+    by_engines: dict[str, Any] = {"exposed": using.async_exposed, "copy_bytes_per_clock": using.bulk_copy_bytes_per_clock}
+    native = by_warps if style == "sync" else by_engines
+    if identity == "flashinfer_fa2":
+        mean_packed = np.floor(shape.requests.total(shape.requests.q * group) / shape.requests.total(np.ones(1)))
+        return Loop(
+            tile_q=np.where(mean_packed > 64, np.where(dim < 256, 128.0, 64.0), np.where(mean_packed > 16, 64.0, 16.0)),
+            tile_kv=by_dim(dim, (128, 64), otherwise=32), packs=True, resident=2, matrix_factor=legacy,
+            num_helpers=has_cache + np.where(narrow, 1.0, 0.0), **by_warps,
+        )  # fmt: skip
+    if identity == "fa2":
+        return Loop(
+            tile_q=np.where(one_query, 64.0, by_dim(dim, (128, 128), otherwise=64)),
+            tile_kv=np.where(one_query, by_dim(dim, (64, 256), (128, 128), otherwise=64), by_dim(dim, (64, 128), otherwise=64)),
+            packs=one_query, matrix_factor=legacy, num_helpers=2.0 * has_cache, **by_warps,
+        )  # fmt: skip
+    if identity in ("fa3", "flashinfer_fa3", "fa4"):
+        return Loop(
+            tile_q=by_dim(dim, (64, 192), otherwise=128), tile_kv=by_dim(dim, (128, 128), (192, 112), (256, 80), otherwise=64),
+            packs=one_query, num_helpers=(2.0 + np.where(narrow, 1.0, 0.0)) * has_cache, **native,
+        )  # fmt: skip
+    if identity == "trtllm":
+        is_alone = one_query & (group > (np.inf if style == "tcgen05" else WIDEST_XQA_GROUP))
+        step = 8.0 if style == "tcgen05" else 16.0
+        rows = np.where(is_alone, 1.0, ceil_div(group, step) * step)
+        return Loop(
+            tile_q=np.where(one_query, rows, 64.0 if style == "sync" else 128.0), tile_kv=by_dim(dim, (128, 128), otherwise=64),
+            packs=one_query & ~is_alone, is_simt=is_alone, matrix_factor=using.plain_loop if style == "sync" else 1.0,
+            most_splits=np.where((shape.kv_bytes < 2.0) & (style == "sync"), 1.0, np.inf), num_combines=1.0 if style == "tcgen05" else 2.0,
+            num_helpers=np.where(one_query, 2.0, 3.0), copies_queries=True, **native,
+        )  # fmt: skip
+    return Loop(
+        tile_q=np.where(one_query, 16.0, by_dim(dim, (128, 128), otherwise=64)), tile_kv=by_dim(dim, (256, 64), otherwise=32),
+        packs=one_query, resident=2, most_splits=8.0, matrix_factor=legacy * using.plain_loop,
+        num_helpers=has_cache + np.where(narrow, 1.0, 0.0), **by_warps,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Attention:
+    """Softmax(Q K^T) V of `batch` requests, or of one ragged batch `q_lens`, `kv_lens`. dtype is what the matrix products take."""
+
+    batch: Any = 1
+    q_len: Any = None
+    kv_len: Any = None
+    num_heads: Any
+    num_kv_heads: Any = None  # None: as many as num_heads
+    head_dim: Any = 128
+    causal: Any = True
+    window: Any = None
+    kv_dtype: Any = None  # None: that of the queries
+    q_lens: Any = None
+    kv_lens: Any = None
+    dtype: str = "bf16"
+    identity: str | None = None
+    split: int | None = None  # fix the parts of a split KV instead of choosing
+
+
+def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, q_len: Any) -> Shape:
+    num_kv_heads = kernel.num_heads if kernel.num_kv_heads is None else kernel.num_kv_heads
+    others = {"num_heads": kernel.num_heads, "num_kv_heads": num_kv_heads, "head_dim": kernel.head_dim}
+    if kernel.q_lens is not None or kernel.kv_lens is not None:
+        q_lens = kernel.kv_lens if kernel.q_lens is None else kernel.q_lens
+        requests = ragged(q_lens, q_lens if kernel.kv_lens is None else kernel.kv_lens)
+        size = sizes(**others)
+        if len(size["num_heads"]) not in (1, len(requests.q)):
+            raise InvalidInput(f"{len(requests.q)} ragged batches, but {len(size['num_heads'])} values of num_heads or head_dim")
+    else:
+        if q_len is None:
+            raise InvalidInput("q_len is missing: give q_len and kv_len, or q_lens and kv_lens")
+        requests, size = uniform(kernel.batch, q_len, q_len if kernel.kv_len is None else kernel.kv_len, **others)
+    checked_lengths(requests)
+    heads, kv_heads, dim = size["num_heads"], size["num_kv_heads"], size["head_dim"]
+    if np.any(heads % kv_heads):
+        row = int(np.argmax((heads % kv_heads) > 0))
+        raise InvalidInput(f"num_heads = {heads[row, 0]:.0f} must be a multiple of num_kv_heads = {kv_heads[row, 0]:.0f}")
+    held = quantisation(kernel.dtype)
+    compute = held.compute.name
+    rate, _ = matrix_rate(gpu, compute)
+    kv_bytes, kv_names = cache_bytes_of(kernel.kv_dtype, kernel.dtype)
+    runs_fp8 = identity == "trtllm" and mma_style(gpu) != "sync" and "fp8" in gpu.tensor_flop_per_clock_per_sm and DTYPES[compute].bits == 16
+    gain = gpu.tensor_flop_per_clock_per_sm["fp8"] / rate if runs_fp8 else 1.0
+    return Shape(
+        requests=requests,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        qk_dim=dim,
+        v_dim=dim,
+        kv_width=2.0 * dim,
+        causal=np.atleast_1d(np.asarray(kernel.causal, dtype=np.float64))[:, None],
+        window=_windows(kernel.window),
+        q_bytes=held.activation.bytes,
+        out_bytes=max(2.0, min(4.0, held.activation.bytes)),
+        kv_bytes=kv_bytes,
+        compute=compute,
+        rate_gain=np.where(kv_names[:, None] == "fp8", gain, 1.0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionPrefill(_Attention):
+    """New tokens attend to themselves and to what the cache holds; kv_len counts both, and is q_len unless given."""
+
+    family: ClassVar[str] = "attention_prefill"
+
+    def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
+        return _tasks(self, gpu, protocol, decode=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionDecode(_Attention):
+    """One new token per request (or a few, q_len) attends to its cache of kv_len tokens, itself included."""
+
+    family: ClassVar[str] = "attention_decode"
+
+    def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
+        return _tasks(self, gpu, protocol, decode=True)
+
+
+def _tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool) -> TaskSet:
+    identity = resolved(kernel.identity, gpu)
+    q_len = 1 if decode and kernel.q_len is None else kernel.q_len
+    shape = _shape(kernel, gpu, identity, q_len=q_len)
+    using = attention_constants()
+    if identity == "unfused":
+        return unfused_tasks(shape, gpu, protocol, using)
+    return fused_tasks(shape, attention_loop(identity, shape, gpu, using, decode=decode), gpu, protocol, using, kernel.split)
+
+
+KERNELS = (AttentionPrefill, AttentionDecode)

@@ -1,0 +1,310 @@
+"""Collectives as latency plus volume over the busiest link, for the algorithms a library chooses from: the cheapest one runs.
+
+What `bytes` counts, as in NCCL's own tests, is always the whole buffer of one rank: the message of all_reduce, broadcast and send_recv; what
+all_gather leaves on every rank; what reduce_scatter takes from every rank; what all_to_all sends from one rank, its own share included.
+
+Beyond one node a collective is hierarchical: inside each node over its links, between nodes over one network adapter per GPU, pipelined, so
+that the slower of the two decides. Links and networks come from the node; `link_bytes_per_s` and `network_bytes_per_s` override them.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tilecast import hardware
+from tilecast.dtypes import dtype as number_format
+from tilecast.errors import InvalidInput, SpecError
+from tilecast.execution import Analysis, Placement, Protocol, constants
+from tilecast.execution.fitted import load
+from tilecast.execution.tasks import Floats
+from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.kernels.base import sizes
+
+IDENTITIES = ("nccl", "custom")
+LARGEST_CUSTOM = 8 * 2**20  # bytes: engines hand larger messages to NCCL
+MAX_GPUS_CUSTOM = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveConstants:
+    """constants/collectives.toml says what each one is."""
+
+    link_fraction: float
+    shared_fraction: float
+    switch_fraction: float
+    copy_steps: float
+    ramp_s: float
+    start_s: float
+    step_s: float
+    skew_s: float
+
+
+@cache
+def collective_constants() -> CollectiveConstants:
+    return load(CollectiveConstants, "collectives")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Who takes part and what joins them. Arrays (L,)."""
+
+    bytes: Floats
+    ranks: Floats
+    per_node: Floats
+    link_bytes_per_s: Floats  # nominal, one GPU, one direction
+    reached_bytes_per_s: Floats  # what data reach of it
+    switch_bytes_per_s: Floats  # while the switch adds; 0 where it does not
+    network_bytes_per_s: Floats  # infinite inside one node
+    num_nodes: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """One algorithm: its steps, what one GPU's link carries in the node, and what its adapter carries between nodes. Arrays (L,)."""
+
+    name: str
+    steps: Floats
+    volume: Floats
+    network_volume: Floats | float = 0.0
+    in_switch: bool = False
+    pipelined: bool = True  # in chunks, whose pipeline has to fill
+    usable: Floats | bool = True
+
+
+@cache
+def _catalogued_node(gpu: str) -> NodeSpec | None:
+    return next((node for node in hardware.nodes() if node.gpu == gpu), None)
+
+
+def node_of(gpu: GpuSpec, name: str | NodeSpec | None) -> NodeSpec:
+    """The node asked for, else the catalogue's for this GPU, else up to 8 cards on their own link or PCIe."""
+    if isinstance(name, NodeSpec):
+        return name
+    if name is not None:
+        return hardware.node(name)
+    found = _catalogued_node(gpu.id) or hardware.default_node(gpu)
+    changed = gpu.overrides.get("link_bytes_per_s")
+    if changed is None or found.link_kind != gpu.link_kind:
+        return found
+    return replace(found, link_bytes_per_s=changed, pair_bytes_per_s=found.pair_bytes_per_s * changed / found.link_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Collective:
+    """What all collectives take: the buffer of one rank, how many GPUs, and where they stand."""
+
+    family: ClassVar[str]
+
+    bytes: Any
+    num_gpus: Any
+    gpus_per_node: Any = None  # None: as many as the node holds
+    node: str | NodeSpec | None = None
+    link_bytes_per_s: float | None = None
+    network_bytes_per_s: float | None = None
+    dtype: str = "bf16"
+    identity: str | None = None
+
+    def ways(self, group: Group) -> list[Way]:
+        raise NotImplementedError
+
+    def least_volume(self, group: Group, node: NodeSpec) -> tuple[Floats, Floats]:
+        """Bytes that must cross the busiest GPU's link, and its adapter, whatever the algorithm."""
+        del node
+        way = self.ways(group)[0]
+        return way.volume, np.asarray(way.network_volume + 0.0 * way.volume)
+
+    def analyse(self, gpu: GpuSpec, protocol: Protocol) -> Analysis:
+        """The same account as a kernel's, with two pipelines: link and network."""
+        number_format(self.dtype)
+        using, node = collective_constants(), node_of(gpu, self.node)
+        identity = self.identity or "nccl"
+        if identity not in IDENTITIES:
+            raise InvalidInput(f"identity = {identity!r} must be one of {', '.join(IDENTITIES)}")
+        group = self._group(node, using)
+        ways = [way for way in self.ways(group) if way.pipelined or identity == "custom"]
+        if not node.reduces_in_switch:
+            ways = [way for way in ways if not way.in_switch]
+        overhead_s = using.start_s + _overhead_s(self, group, gpu, protocol, identity, using)
+        times = np.stack([np.where(way.usable, _way_s(way, group, using), np.inf) for way in ways]) + overhead_s
+        link_bytes, network_bytes = self.least_volume(group, node)
+        demand = {"link": link_bytes / group.link_bytes_per_s, "network": network_bytes / group.network_bytes_per_s}
+        bound_s = np.maximum(demand["link"], demand["network"])
+        best = np.argmin(times, axis=0)
+        fastest = times[best, np.arange(len(best))]
+        sharpness = constants().shape_soft_minimum
+        analytic_s = fastest * np.sum((fastest / times) ** sharpness, axis=0) ** (-1.0 / sharpness)
+        analytic_s = np.maximum(analytic_s, bound_s)
+        return Analysis(
+            bound_s=bound_s,
+            analytic_s=analytic_s,
+            bound_by=np.where(analytic_s - overhead_s < overhead_s, "launch", np.where(demand["network"] > demand["link"], "network", "link")),
+            demand_s=demand,
+            busy_s={"link": link_bytes / group.reached_bytes_per_s, "network": demand["network"] / using.link_fraction},
+            placement=Placement(
+                num_tasks=group.ranks, busiest_tasks=np.ones_like(bound_s), waves=np.ones_like(bound_s), tail_fraction=np.zeros_like(bound_s)
+            ),
+            clock_hz=np.full_like(bound_s, gpu.boost_clock_hz),
+            launch_s=np.broadcast_to(overhead_s, bound_s.shape).copy(),
+            variant=np.asarray([way.name for way in ways])[best],
+        )
+
+    def _group(self, node: NodeSpec, using: CollectiveConstants) -> Group:
+        given = {} if self.gpus_per_node is None else {"gpus_per_node": self.gpus_per_node}
+        size = sizes(bytes=self.bytes, num_gpus=self.num_gpus, **given)
+        ranks = size["num_gpus"][:, 0]
+        if (ranks < 2).any():
+            raise InvalidInput(f"num_gpus = {int(ranks.min())} must be at least 2: one GPU has nobody to talk to")
+        per_node = size["gpus_per_node"][:, 0] if given else np.minimum(ranks, float(node.num_gpus))
+        per_node = np.minimum(per_node, ranks)
+        if (per_node > node.num_gpus).any():
+            raise InvalidInput(f"gpus_per_node = {int(per_node.max())} is more than the {node.num_gpus} GPUs of {node.id}")
+        if (ranks % per_node != 0).any():
+            row = int(np.argmax(ranks % per_node != 0))
+            raise InvalidInput(f"num_gpus = {int(ranks[row])} must be a multiple of the {int(per_node[row])} GPUs used in each node")
+        num_nodes = ranks / per_node
+        network = self.network_bytes_per_s or node.network_bytes_per_s
+        if (num_nodes > 1).any() and network is None:
+            raise SpecError(f"num_gpus = {int(ranks.max())} needs several {node.id}, whose network is not known; give network_bytes_per_s")
+        link, on_pcie = self._links(node, per_node)
+        shared = np.where(on_pcie & (per_node > 2), using.shared_fraction, using.link_fraction)
+        shared = np.where(on_pcie & (per_node <= 2), (using.shared_fraction + using.link_fraction) / 2.0, shared)
+        return Group(
+            bytes=size["bytes"][:, 0],
+            ranks=ranks,
+            per_node=per_node,
+            link_bytes_per_s=link,
+            reached_bytes_per_s=link * shared,
+            switch_bytes_per_s=link * using.switch_fraction,
+            network_bytes_per_s=np.where(num_nodes > 1, network or np.inf, np.inf),
+            num_nodes=num_nodes,
+        )
+
+    def _links(self, node: NodeSpec, per_node: Floats) -> tuple[Floats, np.ndarray]:
+        """The rate at which one GPU reaches its peers, and whether that is over PCIe."""
+        rate = np.full_like(per_node, node.link_bytes_per_s if self.link_bytes_per_s is None else self.link_bytes_per_s)
+        on_pcie = np.full(per_node.shape, node.topology == "pcie")
+        if self.link_bytes_per_s is not None:
+            if not self.link_bytes_per_s > 0:
+                raise InvalidInput(f"link_bytes_per_s = {self.link_bytes_per_s} must be above 0")
+            return rate, on_pcie
+        if node.topology == "mesh":  # a link of its own to each peer: fewer peers, fewer links
+            rate = np.minimum(rate, node.pair_bytes_per_s * np.maximum(per_node - 1.0, 1.0))
+        if node.topology == "bridge" and node.pcie_bytes_per_s is not None:  # only pairs have the bridge
+            on_pcie = per_node > 2
+            rate = np.where(on_pcie, node.pcie_bytes_per_s, rate)
+        return rate, on_pcie
+
+
+def _way_s(way: Way, group: Group, using: CollectiveConstants) -> Floats:
+    """Steps, then the slower of link and network, then what filling the pipeline of chunks costs."""
+    rate = group.switch_bytes_per_s if way.in_switch else group.reached_bytes_per_s
+    copied = using.copy_steps * group.bytes / group.ranks if way.pipelined else 0.0
+    transfer_s = np.maximum((way.volume + copied) / rate, way.network_volume / (group.network_bytes_per_s * using.link_fraction))
+    ramp_s = using.ramp_s * transfer_s / (using.ramp_s + transfer_s) if way.pipelined else 0.0
+    return np.asarray(way.steps * using.step_s + transfer_s + ramp_s)
+
+
+def _overhead_s(
+    kernel: _Collective, group: Group, gpu: GpuSpec, protocol: Protocol, identity: str, using: CollectiveConstants
+) -> Floats | float:
+    """What the timer adds. NCCL's own tests launch back to back, so their events hold no host gap; an engine's eager call also copies."""
+    if identity == "nccl":
+        return using.skew_s if protocol.timer == "profiler" else 0.0
+    if protocol.timer != "event":
+        return 0.0
+    machine = constants()
+    return machine.host_event_s + 2.0 * group.bytes / (gpu.dram_bytes_per_s * machine.dram_fraction)
+
+
+def _ring(group: Group, passes: float) -> Way:
+    """`passes` times around: every rank sends all but its own share."""
+    share = group.bytes / group.ranks
+    inside = (group.per_node > 1) * (group.ranks - 1.0) * share
+    outside = (group.num_nodes > 1) * (group.num_nodes - 1.0) / group.num_nodes * group.bytes / group.per_node
+    return Way(name="ring", steps=passes * (group.ranks - 1.0), volume=passes * inside, network_volume=passes * outside)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AllReduce(_Collective):
+    """The sum of every rank's message, on every rank."""
+
+    family: ClassVar[str] = "all_reduce"
+
+    def ways(self, group: Group) -> list[Way]:
+        ring = _ring(group, 2.0)
+        one_node = group.num_nodes == 1
+        depth = np.ceil(np.log2(group.ranks))
+        allowed = one_node & (group.bytes <= LARGEST_CUSTOM) & (group.ranks <= MAX_GPUS_CUSTOM)
+        per_rank = group.bytes / group.ranks
+        return [
+            ring,
+            Way(name="tree", steps=2.0 * depth, volume=2.0 * group.bytes, network_volume=ring.network_volume),
+            Way(name="switch", steps=group.ranks + 1.0, volume=group.bytes + per_rank, in_switch=True, usable=one_node & (group.ranks > 2)),
+            Way(name="one-shot", steps=np.ones_like(group.bytes), volume=(group.ranks - 1.0) * group.bytes, pipelined=False, usable=allowed),
+            Way(name="two-shot", steps=2.0 + 0.0 * group.bytes, volume=ring.volume, pipelined=False, usable=allowed),
+        ]
+
+    def least_volume(self, group: Group, node: NodeSpec) -> tuple[Floats, Floats]:
+        ring = _ring(group, 2.0)
+        in_switch = node.reduces_in_switch & (group.per_node > 1)
+        return np.where(in_switch, np.minimum(group.bytes, ring.volume), ring.volume), np.asarray(ring.network_volume)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AllGather(_Collective):
+    """Every rank's share, on every rank; `bytes` is all shares together."""
+
+    family: ClassVar[str] = "all_gather"
+
+    def ways(self, group: Group) -> list[Way]:
+        return [_ring(group, 1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReduceScatter(_Collective):
+    """The sum, each rank keeping its share; `bytes` is what every rank brings."""
+
+    family: ClassVar[str] = "reduce_scatter"
+
+    def ways(self, group: Group) -> list[Way]:
+        return [_ring(group, 1.0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AllToAll(_Collective):
+    """Every rank sends an equal share of its `bytes` to every rank, all pairs at once."""
+
+    family: ClassVar[str] = "all_to_all"
+
+    def ways(self, group: Group) -> list[Way]:
+        share = group.bytes / group.ranks
+        inside, outside = (group.per_node - 1.0) * share, (group.ranks - group.per_node) * share
+        return [Way(name="pairs", steps=np.ones_like(share), volume=inside, network_volume=outside)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Broadcast(_Collective):
+    """One rank's message, on every rank: a chain that passes chunks on."""
+
+    family: ClassVar[str] = "broadcast"
+
+    def ways(self, group: Group) -> list[Way]:
+        inside = group.bytes * (group.per_node > 1)
+        outside = (group.num_nodes > 1) * group.bytes / group.per_node
+        return [Way(name="chain", steps=group.ranks - 1.0, volume=inside, network_volume=outside)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SendRecv(_Collective):
+    """One rank sends its message to one other; with `gpus_per_node` 1 they stand in different nodes."""
+
+    family: ClassVar[str] = "send_recv"
+
+    def ways(self, group: Group) -> list[Way]:
+        apart = group.num_nodes > 1
+        return [Way(name="copy", steps=np.ones_like(group.bytes), volume=group.bytes * ~apart, network_volume=group.bytes * apart)]
+
+
+KERNELS = (AllReduce, AllGather, ReduceScatter, AllToAll, Broadcast, SendRecv)

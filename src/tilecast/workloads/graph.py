@@ -1,0 +1,104 @@
+"""The kernels of a step: KernelCall, Step, and the batch they work on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilecast.errors import InvalidInput
+
+PHASES = ("prefill", "decode")
+LONGEST = 100_000_000  # tokens; nothing that anyone runs
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A kernel that a step launches `count` times. Its sizes are those of every launch, or arrays with one entry per step."""
+
+    name: str
+    phase: str
+    kernel: Any
+    count: int
+    cache: str = "warm"  # what L2 holds of its operands when it starts
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass, or `num_steps` of them that differ only in sizes."""
+
+    phase: str
+    calls: tuple[KernelCall, ...]
+    num_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests that are prefilled together and decoded in lock step; one that has all its tokens leaves."""
+
+    input_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.input_tokens:
+            raise InvalidInput("a batch needs at least one request")
+        for name, values in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
+            for value in values:
+                if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= LONGEST:
+                    raise InvalidInput(f"{name} = {value!r} must be a whole number from 1 to {LONGEST:,}")
+
+    @classmethod
+    def uniform(cls, batch: int, isl: int, osl: int) -> "Batch":
+        for name, value in (("batch", batch), ("isl", isl), ("osl", osl)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= LONGEST:
+                raise InvalidInput(f"{name} = {value!r} must be a whole number from 1 to {LONGEST:,}")
+        if batch > 1_000_000:
+            raise InvalidInput(f"batch = {batch:,} is more requests than one static batch can hold")
+        return cls((isl,) * batch, (osl,) * batch)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.input_tokens)
+
+    @property
+    def num_decode_steps(self) -> int:
+        """The first token comes from the prefill."""
+        return max(self.output_tokens) - 1
+
+    @property
+    def longest_context(self) -> int:
+        return max(asked + given for asked, given in zip(self.input_tokens, self.output_tokens, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What S steps of one phase work on: for each step, the query and context length of every request in it."""
+
+    phase: str
+    q_lens: tuple[np.ndarray, ...]
+    kv_lens: tuple[np.ndarray, ...]
+
+    @property
+    def num_tokens(self) -> np.ndarray:
+        return np.array([int(lengths.sum()) for lengths in self.q_lens])
+
+    @property
+    def num_requests(self) -> np.ndarray:
+        return np.array([len(lengths) for lengths in self.q_lens])
+
+    @property
+    def is_uniform(self) -> bool:
+        """All requests of a step are equal."""
+        return all(lengths.min() == lengths.max() for lengths in (*self.q_lens, *self.kv_lens))
+
+
+def prefill_tokens(batch: Batch) -> Tokens:
+    lengths = (np.asarray(batch.input_tokens, dtype=np.int64),)
+    return Tokens("prefill", lengths, lengths)
+
+
+def decode_tokens(batch: Batch, steps: Sequence[int]) -> Tokens:
+    """Decode steps by number, the first is 0: a request sees its prompt, what it has said, and the token just fed in."""
+    inputs, outputs = (np.asarray(values, dtype=np.int64) for values in (batch.input_tokens, batch.output_tokens))
+    contexts = tuple(inputs[outputs - 1 > step] + 1 + step for step in steps)
+    return Tokens("decode", tuple(np.ones_like(context) for context in contexts), contexts)

@@ -1,0 +1,84 @@
+"""What every kernel family must do, whatever file it stands in; and how many numbers the analytic model may hold."""
+
+import tomllib
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+import pytest
+
+from tilecast.datasets.schema import FAMILIES
+from tilecast.execution.fitted import FOLDER
+from tilecast.kernels.registry import kernels
+from tilecast.predictors import predict_kernel
+
+CONTRACT = (
+    "gemm attention_prefill attention_decode mla_prefill mla_decode moe rms_norm layer_norm softmax silu_mul elementwise conv2d "
+    "all_reduce all_gather reduce_scatter all_to_all broadcast send_recv"
+).split()
+# One ordinary launch of each family, in the contract's own parameter names.
+EXAMPLES = {
+    "gemm": {"m": 512, "n": 4096, "k": 4096},
+    "attention_prefill": {"batch": 2, "q_len": 1024, "kv_len": 1024, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+    "attention_decode": {"batch": 16, "q_len": 1, "kv_len": 2048, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+    "mla_prefill": {"batch": 1, "q_len": 1024, "kv_len": 1024, "num_heads": 128},
+    "mla_decode": {"batch": 16, "q_len": 1, "kv_len": 2048, "num_heads": 128},
+    "moe": {"num_tokens": 256, "hidden_size": 2048, "inter_size": 768, "num_experts": 128, "topk": 8},
+    "elementwise": {"op": "add", "numel": 1 << 20},
+    "rope": {"rows": 512, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+    "embedding": {"rows": 512, "cols": 4096, "vocab_size": 128_256},
+    "kv_cache_write": {"rows": 512, "num_kv_heads": 8, "head_dim": 128},
+    "conv2d": {"batch": 8, "in_channels": 64, "out_channels": 64, "height": 56, "width": 56, "kernel": 3, "stride": 1, "padding": 1},
+    "optimizer_update": {"numel": 1 << 20},
+    "quantize": {"rows": 512, "cols": 4096},
+    **{family: {"rows": 512, "cols": 4096} for family in ("rms_norm", "layer_norm", "softmax", "silu_mul", "sampling")},
+    **{
+        family: {"bytes": 1 << 24, "num_gpus": 2 if family == "send_recv" else 8}
+        for family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+    },
+}
+
+
+@pytest.mark.parametrize("family", CONTRACT)
+def test_every_family_of_the_contract_has_a_model(family):
+    assert family in kernels()
+
+
+@pytest.mark.parametrize("family", sorted(kernels()))
+def test_a_family_is_a_frozen_record_with_an_example(family):
+    record = kernels()[family]
+    assert is_dataclass(record)
+    assert family in EXAMPLES, "add an ordinary launch of the new family to EXAMPLES"
+    assert family in FAMILIES or family == "optimizer_update"
+    built = record(**EXAMPLES[family])
+    with pytest.raises(AttributeError):
+        setattr(built, fields(record)[0].name, 1)
+
+
+@pytest.mark.parametrize("family", sorted(kernels()))
+@pytest.mark.parametrize("id", ["h100-sxm", "a100-sxm-80gb", "l40s", "b200-sxm", "rtx-4090", "mi300x"])
+def test_an_ordinary_launch_has_a_time_above_its_bound_and_inside_its_interval(family, id):
+    prediction = predict_kernel(kernels()[family](**EXAMPLES[family]), id)
+    assert len(prediction.median_s) == 1
+    assert 1e-7 < prediction.median_s[0] < 1.0
+    assert prediction.bound_s[0] <= prediction.analytic_s[0]
+    assert prediction.low_s[0] <= prediction.median_s[0] <= prediction.high_s[0]
+    assert prediction.bound_s[0] <= prediction.low_s[0]
+
+
+@pytest.mark.parametrize("family", sorted(kernels()))
+def test_an_array_of_launches_is_its_members(family):
+    name = next(name for name, value in EXAMPLES[family].items() if isinstance(value, int) and name not in ("num_kv_heads", "num_gpus"))
+    sizes = np.array([EXAMPLES[family][name], 2 * EXAMPLES[family][name]])
+    together = predict_kernel(kernels()[family](**(EXAMPLES[family] | {name: sizes})), "h100-sxm").median_s
+    alone = [predict_kernel(kernels()[family](**(EXAMPLES[family] | {name: int(size)})), "h100-sxm").median_s[0] for size in sizes]
+    np.testing.assert_allclose(together, alone, rtol=1e-9)
+
+
+def test_the_analytic_model_holds_at_most_forty_numbers_and_says_why_of_each():
+    tables = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
+    for name, table in tables.items():
+        for key, entry in table.items():
+            assert len(entry.get("why", "")) > 10, f"{name}.{key} does not say why"
+    count = sum(map(len, tables.values()))
+    print(f"{count} fitted numbers: {', '.join(f'{name} {len(table)}' for name, table in tables.items())}")
+    assert count <= 40
