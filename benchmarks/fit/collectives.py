@@ -20,6 +20,7 @@ from tilecast.kernels.registry import kernel
 
 FAMILIES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 PER_SLICE = 60
+LEAST_BYTES = 1 << 20  # smaller messages are bimodal
 SLICE = ["family", "source", "engine", "identity", "gpu", "num_gpus", "gpus_per_node", "node", "timer"]
 # What the sources call their boxes, as nodes of the catalogue; (node, GPU) pairs that have none are left out.
 NODES = {
@@ -34,9 +35,13 @@ def described(rows: pl.DataFrame) -> pl.DataFrame:
     """Rows whose box the catalogue knows, with `bytes` as the whole buffer of a rank: Vidur counts an all-gather's input."""
     rows = rows.with_columns(pl.col(pl.Categorical).cast(pl.String))
     rows = rows.filter(pl.col("identity").is_in(collectives.IDENTITIES) & (pl.col("gpu") != "arc-b60"))
-    known = pl.col("node").is_null() | pl.concat_str("node", "gpu", ignore_nulls=True).is_in([f"{node}{gpu}" for node, of in NODES.items() for gpu in of])
+    known = pl.col("node").is_null() | pl.concat_str("node", "gpu", ignore_nulls=True).is_in(
+        [f"{node}{gpu}" for node, of in NODES.items() for gpu in of]
+    )
     per_rank = (pl.col("family") == "all_gather") & (pl.col("source") == "vidur")
-    return rows.filter(known).with_columns(pl.when(per_rank).then(pl.col("bytes") * pl.col("num_gpus")).otherwise(pl.col("bytes")).alias("bytes"))
+    return rows.filter(known).with_columns(
+        pl.when(per_rank).then(pl.col("bytes") * pl.col("num_gpus")).otherwise(pl.col("bytes")).alias("bytes")
+    )
 
 
 def typical(rows: pl.DataFrame) -> pl.DataFrame:
@@ -50,7 +55,7 @@ def training_rows() -> pl.DataFrame:
     parts = []
     for family in FAMILIES:
         train = described(splits.by_shape(store.rows(family), family)[0]).select([*SLICE, "bytes", "cache", "dtype", "latency_s"])
-        parts.append(train.filter(pl.col("bytes") >= 1 << 18))
+        parts.append(train.filter(pl.col("bytes") >= LEAST_BYTES))
     order = pl.int_range(pl.len()).shuffle(seed=0).over(SLICE)
     return typical(pl.concat(parts)).filter(order < PER_SLICE)
 
@@ -66,7 +71,9 @@ def predicted(rows: pl.DataFrame) -> pl.DataFrame:
         )  # fmt: skip
         analysis = execution_of(asked, hardware.gpu(str(gpu)), Protocol(str(timer), "warm"))
         misses = np.log(analysis.analytic_s / part["latency_s"].to_numpy())
-        parts.append(part.with_columns(pl.Series("miss", misses), pl.Series("bound_s", analysis.bound_s), pl.Series("way", analysis.variant)))
+        parts.append(
+            part.with_columns(pl.Series("miss", misses), pl.Series("bound_s", analysis.bound_s), pl.Series("way", analysis.variant))
+        )
     return pl.concat(parts)
 
 
@@ -85,7 +92,9 @@ def main() -> None:
     start = asdict(collectives.collective_constants())
     loss = loss_of(training_rows())
     first = np.log(list(start.values()))
-    found = minimize(loss, first, method="Nelder-Mead", options={"maxfev": 250, "initial_simplex": [first, *(first + 0.15 * np.eye(len(first)))]})
+    found = minimize(
+        loss, first, method="Nelder-Mead", options={"maxfev": 400, "initial_simplex": [first, *(first + 0.15 * np.eye(len(first)))]}
+    )
     print(f"loss {loss(first):.4f} -> {found.fun:.4f}")
     for name, value in zip(start, np.exp(found.x), strict=True):
         print(f"{name} = {value:.4g}")

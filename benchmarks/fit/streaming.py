@@ -60,7 +60,11 @@ def loss_of(rows: dict[str, pl.DataFrame]) -> Callable[[np.ndarray], float]:
         trial = streaming.StreamingConstants(**dict(zip(names, np.exp(logs).tolist(), strict=True)))
         streaming.streaming_constants = lambda: trial  # type: ignore[assignment]
         misses = [
-            predicted(part, family).group_by("gpu", "source", "timer").agg(pl.col("miss").abs().clip(0, 0.7).mean())["miss"].to_numpy().mean()
+            predicted(part, family)
+            .group_by("gpu", "source", "timer")
+            .agg(pl.col("miss").abs().clip(0, 0.7).mean())["miss"]
+            .to_numpy()
+            .mean()
             for family, part in rows.items()
         ]
         return float(np.mean(misses))
@@ -72,7 +76,9 @@ def main() -> None:
     start = asdict(streaming.streaming_constants())
     loss = loss_of({family: training_rows(family) for family in SHAPES})
     first = np.log(list(start.values()))
-    found = minimize(loss, first, method="Nelder-Mead", options={"maxfev": 120, "initial_simplex": [first, *(first + 0.2 * np.eye(len(first)))]})
+    found = minimize(
+        loss, first, method="Nelder-Mead", options={"maxfev": 120, "initial_simplex": [first, *(first + 0.2 * np.eye(len(first)))]}
+    )
     print(f"loss {loss(first):.4f} -> {found.fun:.4f}")
     for name, value in zip(start, np.exp(found.x), strict=True):
         print(f"{name} = {value:.4g}")

@@ -66,18 +66,20 @@ def family_command(kernel: Any) -> click.Command:
         click.Option(["--set", "assignments"], metavar="FACT=VALUE", multiple=True, help="What if: change a fact of the GPU (repeatable)."),
     ]
     summary = (kernel.__doc__ or kernel.family).strip().splitlines()[0]
-    return click.Command(kernel.family, params=params, callback=output_options(_callback(kernel)), help=summary)
+    callback = output_options(_callback(kernel))
+    params += reversed(callback.__click_params__)  # what output_options left on the function
+    return click.Command(kernel.family, params=params, callback=callback, help=summary)
 
 
 def _callback(kernel: Any) -> Any:
     @click.pass_context
     def run(ctx: click.Context, /, **given: Any) -> None:
-        output = {name: given.pop(name) for name in ("as_json", "as_csv", "as_python") if name in given}
+        output = {name: given.pop(name) for name in ("as_json", "as_csv", "as_python")}
         asked = {name: given.pop(name) for name in ("gpu", "timer", "cache", "explain", "why", "sweep", "plot_path", "assignments")}
         parameters = {name: parsed(name, text) for name, text in given.items() if text is not None}
         if note := hardware.resolution_note(asked["gpu"]):
             say(note)
-        emit(kernel_report(kernel, parameters, asked), **{name: output.get(name, False) for name in ("as_json", "as_csv", "as_python")})
+        emit(kernel_report(kernel, parameters, asked), **output)
 
     return run
 

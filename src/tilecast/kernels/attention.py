@@ -33,6 +33,7 @@ LEAST_CHUNK = 128  # keys; no library splits finer
 LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs at most so many query heads; beyond, each one walks the cache by itself, on vector units
 SIMT_FLOP = 10.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
+BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
 CYCLIC = 1.25  # a cache read over and over from its start behaves like an L2 smaller by this factor: lines leave before they return
 
 
@@ -41,13 +42,13 @@ class AttentionConstants:
     """constants/attention.toml says what each one is."""
 
     sync_exposed: float
-    async_exposed: float
+    wgmma_exposed: float
+    tcgen05_exposed: float
     plain_loop: float
-    task_s: float
-    helper_s: float
+    task_clocks: float
+    helper_clocks: float
     stream_fraction: float
     thread_copy_bytes_per_clock: float
-    bulk_copy_bytes_per_clock: float
 
 
 @cache
@@ -276,10 +277,11 @@ def fused_tasks(
     parts_bytes = np.sum(np.where(parts > 1, tasks_unsplit * parts * np.minimum(requests.q * pack, loop.tile_q), 0.0), axis=-1, keepdims=True)
     parts_bytes = parts_bytes * shape.v_dim * 8.0  # fp32, written and read again
     l2_per_s = gpu.num_sms * loop.copy_bytes_per_clock * gpu.boost_clock_hz
-    combine = np.where(is_split, using.helper_s * loop.num_combines + parts_bytes / l2_per_s, 0.0)
-    fixed = using.task_s * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
+    helper_s, task_s = using.helper_clocks / gpu.boost_clock_hz, using.task_clocks / gpu.boost_clock_hz
+    combine = np.where(is_split, helper_s * loop.num_combines + parts_bytes / l2_per_s, 0.0)
+    fixed = task_s * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
     if protocol.timer == "graph":
-        fixed = fixed + using.helper_s * loop.num_helpers + _helper_bytes(shape, loop) / (gpu.dram_bytes_per_s * using.stream_fraction)
+        fixed = fixed + helper_s * loop.num_helpers + _helper_bytes(shape, loop) / (gpu.dram_bytes_per_s * using.stream_fraction)
     return TaskSet(
         matrix_dtype=shape.compute,
         num_tasks=num_tasks,
@@ -372,7 +374,10 @@ def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
     has_cache = np.where(shape.causal > 0, 1.0, 0.0)  # encoders attend without one
     narrow = (shape.kv_bytes < 2.0) & (shape.q_bytes >= 2.0)  # queries, keys and values are quantised by kernels of their own
     by_warps: dict[str, Any] = {"exposed": using.sync_exposed, "copy_bytes_per_clock": using.thread_copy_bytes_per_clock, "widens": True}
-    by_engines: dict[str, Any] = {"exposed": using.async_exposed, "copy_bytes_per_clock": using.bulk_copy_bytes_per_clock}
+    by_engines: dict[str, Any] = {
+        "exposed": using.wgmma_exposed if style == "wgmma" else using.tcgen05_exposed,
+        "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK,
+    }
     native = by_warps if style == "sync" else by_engines
     if identity == "flashinfer_fa2":
         mean_packed = np.floor(shape.requests.total(shape.requests.q * group) / shape.requests.total(np.ones(1)))
@@ -382,17 +387,19 @@ def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
             num_helpers=has_cache + np.where(narrow, 1.0, 0.0), **by_warps,
         )  # fmt: skip
     if identity == "fa2":
+        has_small_shared = (gpu.shared_bytes_per_sm or 0) < 150_000
         return Loop(
-            tile_q=np.where(one_query, 64.0, by_dim(dim, (128, 128), otherwise=64)),
+            tile_q=np.where(one_query, 64.0, by_dim(dim, (64, 128), (128, 64 if has_small_shared else 128), otherwise=64)),
             tile_kv=np.where(one_query, by_dim(dim, (64, 256), (128, 128), otherwise=64), by_dim(dim, (64, 128), otherwise=64)),
             packs=one_query, matrix_factor=legacy, num_helpers=2.0 * has_cache, **by_warps,
         )  # fmt: skip
     if identity in ("fa3", "flashinfer_fa3", "fa4"):
         return Loop(
             tile_q=by_dim(dim, (64, 192), otherwise=128), tile_kv=by_dim(dim, (128, 128), (192, 112), (256, 80), otherwise=64),
-            packs=one_query, num_helpers=(2.0 + np.where(narrow, 1.0, 0.0)) * has_cache, **native,
+            packs=True, num_helpers=(2.0 + np.where(narrow, 1.0, 0.0)) * has_cache, **native,
         )  # fmt: skip
     if identity == "trtllm":
+        one_query = np.full_like(group, decode, dtype=bool)
         is_alone = one_query & (group > (np.inf if style == "tcgen05" else WIDEST_XQA_GROUP))
         step = 8.0 if style == "tcgen05" else 16.0
         rows = np.where(is_alone, 1.0, ceil_div(group, step) * step)
@@ -400,7 +407,7 @@ def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
             tile_q=np.where(one_query, rows, 64.0 if style == "sync" else 128.0), tile_kv=by_dim(dim, (128, 128), otherwise=64),
             packs=one_query & ~is_alone, is_simt=is_alone, matrix_factor=using.plain_loop if style == "sync" else 1.0,
             most_splits=np.where((shape.kv_bytes < 2.0) & (style == "sync"), 1.0, np.inf), num_combines=1.0 if style == "tcgen05" else 2.0,
-            num_helpers=np.where(one_query, 2.0, 3.0), copies_queries=True, **native,
+            num_helpers=2.0 if decode else 3.0, resident=2 if style == "sync" else 1, copies_queries=True, **native,
         )  # fmt: skip
     return Loop(
         tile_q=np.where(one_query, 16.0, by_dim(dim, (128, 128), otherwise=64)), tile_kv=by_dim(dim, (256, 64), otherwise=32),

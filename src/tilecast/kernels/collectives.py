@@ -33,7 +33,7 @@ class CollectiveConstants:
 
     link_fraction: float
     shared_fraction: float
-    switch_fraction: float
+    switch_bytes_per_s: float
     copy_steps: float
     ramp_s: float
     start_s: float
@@ -55,7 +55,7 @@ class Group:
     per_node: Floats
     link_bytes_per_s: Floats  # nominal, one GPU, one direction
     reached_bytes_per_s: Floats  # what data reach of it
-    switch_bytes_per_s: Floats  # while the switch adds; 0 where it does not
+    switch_bytes_per_s: Floats  # while the switch adds
     network_bytes_per_s: Floats  # infinite inside one node
     num_nodes: Floats
 
@@ -69,7 +69,8 @@ class Way:
     volume: Floats
     network_volume: Floats | float = 0.0
     in_switch: bool = False
-    pipelined: bool = True  # in chunks, whose pipeline has to fill
+    chunked: bool = True  # passed on in chunks, whose pipeline has to fill, beside a local copy of a rank's own share
+    by_engine: bool = False  # a kernel of the inference engine, not of NCCL
     usable: Floats | bool = True
 
 
@@ -96,6 +97,7 @@ class _Collective:
     """What all collectives take: the buffer of one rank, how many GPUs, and where they stand."""
 
     family: ClassVar[str]
+    waits: ClassVar[bool] = True  # for the last rank to arrive
 
     bytes: Any
     num_gpus: Any
@@ -123,11 +125,11 @@ class _Collective:
         if identity not in IDENTITIES:
             raise InvalidInput(f"identity = {identity!r} must be one of {', '.join(IDENTITIES)}")
         group = self._group(node, using)
-        ways = [way for way in self.ways(group) if way.pipelined or identity == "custom"]
+        ways = [way for way in self.ways(group) if not way.by_engine or identity == "custom"]
         if not node.reduces_in_switch:
             ways = [way for way in ways if not way.in_switch]
-        overhead_s = using.start_s + _overhead_s(self, group, gpu, protocol, identity, using)
-        times = np.stack([np.where(way.usable, _way_s(way, group, using), np.inf) for way in ways]) + overhead_s
+        overhead_s = self._overhead_s(group, gpu, protocol, identity)
+        times = np.stack([np.where(way.usable, _way_s(way, group, using, gpu), np.inf) for way in ways]) + overhead_s
         link_bytes, network_bytes = self.least_volume(group, node)
         demand = {"link": link_bytes / group.link_bytes_per_s, "network": network_bytes / group.network_bytes_per_s}
         bound_s = np.maximum(demand["link"], demand["network"])
@@ -139,16 +141,31 @@ class _Collective:
         return Analysis(
             bound_s=bound_s,
             analytic_s=analytic_s,
-            bound_by=np.where(analytic_s - overhead_s < overhead_s, "launch", np.where(demand["network"] > demand["link"], "network", "link")),
+            bound_by=np.where(
+                analytic_s > 2.0 * bound_s + using.ramp_s, "launch", np.where(demand["network"] > demand["link"], "network", "link")
+            ),
             demand_s=demand,
             busy_s={"link": link_bytes / group.reached_bytes_per_s, "network": demand["network"] / using.link_fraction},
             placement=Placement(
-                num_tasks=group.ranks, busiest_tasks=np.ones_like(bound_s), waves=np.ones_like(bound_s), tail_fraction=np.zeros_like(bound_s)
+                num_tasks=group.ranks,
+                busiest_tasks=np.ones_like(bound_s),
+                waves=np.ones_like(bound_s),
+                tail_fraction=np.zeros_like(bound_s),
             ),
             clock_hz=np.full_like(bound_s, gpu.boost_clock_hz),
-            launch_s=np.broadcast_to(overhead_s, bound_s.shape).copy(),
+            launch_s=using.start_s + overhead_s,
             variant=np.asarray([way.name for way in ways])[best],
         )
+
+    def _overhead_s(self, group: Group, gpu: GpuSpec, protocol: Protocol, identity: str) -> Floats:
+        """What the timer adds. NCCL's own tests launch back to back, so their events hold no host gap; an engine's eager call also copies."""
+        none = np.zeros_like(group.bytes)
+        if identity == "nccl":
+            return none + (collective_constants().skew_s if protocol.timer == "profiler" and self.waits else 0.0)
+        if protocol.timer != "event":
+            return none
+        machine = constants()
+        return np.asarray(machine.host_event_s + 2.0 * group.bytes / (gpu.dram_bytes_per_s * machine.dram_fraction))
 
     def _group(self, node: NodeSpec, using: CollectiveConstants) -> Group:
         given = {} if self.gpus_per_node is None else {"gpus_per_node": self.gpus_per_node}
@@ -167,55 +184,47 @@ class _Collective:
         network = self.network_bytes_per_s or node.network_bytes_per_s
         if (num_nodes > 1).any() and network is None:
             raise SpecError(f"num_gpus = {int(ranks.max())} needs several {node.id}, whose network is not known; give network_bytes_per_s")
-        link, on_pcie = self._links(node, per_node)
-        shared = np.where(on_pcie & (per_node > 2), using.shared_fraction, using.link_fraction)
-        shared = np.where(on_pcie & (per_node <= 2), (using.shared_fraction + using.link_fraction) / 2.0, shared)
+        link, fraction = self._links(node, per_node, using)
         return Group(
             bytes=size["bytes"][:, 0],
             ranks=ranks,
             per_node=per_node,
             link_bytes_per_s=link,
-            reached_bytes_per_s=link * shared,
-            switch_bytes_per_s=link * using.switch_fraction,
+            reached_bytes_per_s=link * fraction,
+            switch_bytes_per_s=np.minimum(link * fraction, using.switch_bytes_per_s),
             network_bytes_per_s=np.where(num_nodes > 1, network or np.inf, np.inf),
             num_nodes=num_nodes,
         )
 
-    def _links(self, node: NodeSpec, per_node: Floats) -> tuple[Floats, np.ndarray]:
-        """The rate at which one GPU reaches its peers, and whether that is over PCIe."""
-        rate = np.full_like(per_node, node.link_bytes_per_s if self.link_bytes_per_s is None else self.link_bytes_per_s)
-        on_pcie = np.full(per_node.shape, node.topology == "pcie")
+    def _links(self, node: NodeSpec, per_node: Floats, using: CollectiveConstants) -> tuple[Floats, Floats]:
+        """The nominal rate at which one GPU reaches its peers, and the share of it that data reach."""
+        over_pcie = (using.shared_fraction + using.link_fraction) / 2.0  # a pair alone on its host bridges
+        fraction = (
+            np.where(per_node > 2, using.shared_fraction, over_pcie)
+            if node.topology == "pcie"
+            else np.full_like(per_node, using.link_fraction)
+        )
         if self.link_bytes_per_s is not None:
             if not self.link_bytes_per_s > 0:
                 raise InvalidInput(f"link_bytes_per_s = {self.link_bytes_per_s} must be above 0")
-            return rate, on_pcie
+            return np.full_like(per_node, self.link_bytes_per_s), fraction
+        rate = np.full_like(per_node, node.link_bytes_per_s)
         if node.topology == "mesh":  # a link of its own to each peer: fewer peers, fewer links
             rate = np.minimum(rate, node.pair_bytes_per_s * np.maximum(per_node - 1.0, 1.0))
-        if node.topology == "bridge" and node.pcie_bytes_per_s is not None:  # only pairs have the bridge
-            on_pcie = per_node > 2
-            rate = np.where(on_pcie, node.pcie_bytes_per_s, rate)
-        return rate, on_pcie
+        if node.topology == "bridge" and node.pcie_bytes_per_s is not None:  # only pairs have it; of a ring's hops every other one is PCIe
+            rate = np.where(per_node > 2, node.pcie_bytes_per_s, rate)
+        return rate, fraction
 
 
-def _way_s(way: Way, group: Group, using: CollectiveConstants) -> Floats:
-    """Steps, then the slower of link and network, then what filling the pipeline of chunks costs."""
+def _way_s(way: Way, group: Group, using: CollectiveConstants, gpu: GpuSpec) -> Floats:
+    """Start, steps, the slower of link and network, and what filling the pipeline of chunks costs."""
     rate = group.switch_bytes_per_s if way.in_switch else group.reached_bytes_per_s
-    copied = using.copy_steps * group.bytes / group.ranks if way.pipelined else 0.0
+    copied = using.copy_steps * group.bytes / group.ranks if way.chunked else 0.0
     transfer_s = np.maximum((way.volume + copied) / rate, way.network_volume / (group.network_bytes_per_s * using.link_fraction))
-    ramp_s = using.ramp_s * transfer_s / (using.ramp_s + transfer_s) if way.pipelined else 0.0
-    return np.asarray(way.steps * using.step_s + transfer_s + ramp_s)
-
-
-def _overhead_s(
-    kernel: _Collective, group: Group, gpu: GpuSpec, protocol: Protocol, identity: str, using: CollectiveConstants
-) -> Floats | float:
-    """What the timer adds. NCCL's own tests launch back to back, so their events hold no host gap; an engine's eager call also copies."""
-    if identity == "nccl":
-        return using.skew_s if protocol.timer == "profiler" else 0.0
-    if protocol.timer != "event":
-        return 0.0
+    ramp_s = using.ramp_s * transfer_s / (using.ramp_s + transfer_s) if way.chunked else 0.0
     machine = constants()
-    return machine.host_event_s + 2.0 * group.bytes / (gpu.dram_bytes_per_s * machine.dram_fraction)
+    start_s = machine.launch_s + machine.launch_cycles / gpu.boost_clock_hz if way.by_engine else using.start_s
+    return np.asarray(start_s + way.steps * using.step_s + transfer_s + ramp_s)
 
 
 def _ring(group: Group, passes: float) -> Way:
@@ -242,8 +251,15 @@ class AllReduce(_Collective):
             ring,
             Way(name="tree", steps=2.0 * depth, volume=2.0 * group.bytes, network_volume=ring.network_volume),
             Way(name="switch", steps=group.ranks + 1.0, volume=group.bytes + per_rank, in_switch=True, usable=one_node & (group.ranks > 2)),
-            Way(name="one-shot", steps=np.ones_like(group.bytes), volume=(group.ranks - 1.0) * group.bytes, pipelined=False, usable=allowed),
-            Way(name="two-shot", steps=2.0 + 0.0 * group.bytes, volume=ring.volume, pipelined=False, usable=allowed),
+            Way(
+                name="one-shot",
+                steps=np.ones_like(group.bytes),
+                volume=(group.ranks - 1.0) * group.bytes,
+                chunked=False,
+                by_engine=True,
+                usable=allowed,
+            ),
+            Way(name="two-shot", steps=2.0 + 0.0 * group.bytes, volume=ring.volume, chunked=False, by_engine=True, usable=allowed),
         ]
 
     def least_volume(self, group: Group, node: NodeSpec) -> tuple[Floats, Floats]:
@@ -301,10 +317,12 @@ class SendRecv(_Collective):
     """One rank sends its message to one other; with `gpus_per_node` 1 they stand in different nodes."""
 
     family: ClassVar[str] = "send_recv"
+    waits: ClassVar[bool] = False
 
     def ways(self, group: Group) -> list[Way]:
         apart = group.num_nodes > 1
-        return [Way(name="copy", steps=np.ones_like(group.bytes), volume=group.bytes * ~apart, network_volume=group.bytes * apart)]
+        steps = np.ones_like(group.bytes)
+        return [Way(name="copy", steps=steps, volume=group.bytes * ~apart, network_volume=group.bytes * apart, chunked=False)]
 
 
 KERNELS = (AllReduce, AllGather, ReduceScatter, AllToAll, Broadcast, SendRecv)

@@ -35,7 +35,6 @@ class MoeConstants:
 
     small_kernel_s: float
     triton_fetches: float
-    weight_share: float
     step_s: float
     route_cycles: float
     quantise_share: float
@@ -402,7 +401,7 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
         least_bytes=least_from_dram(least_bytes, gpu, protocol.cache),
         matrix_flop=2.0 * tile.rows * tile.columns * mean_k,
         l2_bytes=(tile.rows * held.activation.bytes + tile.columns * held.weight.bytes) * mean_k * (1.0 if how.multicasts else fitted.triton_fetches),
-        dram_bytes=weight_bytes * (1 - found) / fitted.weight_share + moved.by_gemms * (1 - kept),
+        dram_bytes=weight_bytes * (1 - found) + moved.by_gemms * (1 - kept),
         busiest_tasks=(waves_13 * k_13 + waves_2 * k_2) / mean_k,
         rounds=rounds + step_s / using.fill_s,
         fixed_s=_small_kernels_s(problem, moved, kept, how, held, gpu, using, fitted),
@@ -441,26 +440,31 @@ def _traffic(problem: Problem, pairs: Floats, how: Implementation, held: Quantis
         small = small + first + activated
     if how.copies_tokens:
         small = small + (problem.num_tokens * out + pairs * act) * problem.hidden
-    quantised = (problem.num_tokens * problem.hidden + (0.0 if how.fuses_activation and held.name != "fp8_block" else rows * problem.inter)) * (out + act)
+    quantised = (problem.num_tokens * problem.hidden + rows * problem.inter) * (out + act)
     return Traffic(
         by_gemms=np.where(both, token_bytes + first + activated + second, token_bytes + result_bytes),
         by_small_kernels=np.where(both, small, 0.0),
-        quantised=np.where(both & (act < out), quantised, 0.0),
+        quantised=np.where(both & _quantises_apart(how, held), quantised, 0.0),
         tokens_at_least=token_bytes,
         result_at_least=np.where(both, tokens * problem.hidden * out, result_bytes),
     )
+
+
+def _quantises_apart(how: Implementation, held: Quantisation) -> bool:
+    """Whether kernels of their own quantise activations; a fused first GEMM does it itself unless scales span blocks of its output."""
+    return held.activation.bytes < 2 and (not how.fuses_activation or held.name == "fp8_block")
 
 
 def _small_kernels_s(
     problem: Problem, moved: Traffic, kept: Floats, how: Implementation, held: Quantisation, gpu: GpuSpec, using: Constants, fitted: MoeConstants
 ) -> Floats:
     """Kernels beside the first GEMM: their launches, their traffic through L2 or DRAM, and the sorting of tokens by expert."""
-    num_launches = how.num_small_kernels + (how.num_quantise_kernels if held.activation.bytes < 2 else 0)
+    num_launches = how.num_small_kernels + (how.num_quantise_kernels if _quantises_apart(how, held) else 0)
     second_s = using.launch_cycles / gpu.boost_clock_hz + using.launch_s + using.drain_s
     dram_per_s = gpu.dram_bytes_per_s * using.dram_fraction
     l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
     stream_s = moved.by_small_kernels * ((1 - kept) / dram_per_s + kept / l2_per_s)
-    quantise_s = moved.quantised / (dram_per_s * (fitted.quantise_share if how.fuses_activation and held.name == "fp8_block" else 1.0))
+    quantise_s = moved.quantised / (dram_per_s * (fitted.quantise_share if how.fuses_activation else 1.0))
     route_s = problem.num_tokens * problem.topk * fitted.route_cycles / (gpu.num_sms * gpu.boost_clock_hz)
     spent = num_launches * fitted.small_kernel_s + second_s + stream_s + quantise_s + route_s
     return np.where(problem.runs_w13 & problem.runs_w2, spent, 0.0)

@@ -82,7 +82,9 @@ def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: Str
     missed = stream.blocks * read_again * (1.0 - _found_again(stream, per_block, gpu))
     from_dram = least if protocol.cache == "cold" else least * (1.0 - hit_fraction(least, gpu))
     # Issue slots bind where accesses are small: such bytes weigh more on the way from and to L2.
-    weight = np.maximum(1.0, using.vector_bytes_per_clock_per_sm / (using.scalar_accesses_per_clock_per_sm * np.asarray(stream.access_bytes)))
+    weight = np.maximum(
+        1.0, using.vector_bytes_per_clock_per_sm / (using.scalar_accesses_per_clock_per_sm * np.asarray(stream.access_bytes))
+    )
     launch_s = machine.launch_cycles / gpu.boost_clock_hz + machine.launch_s
     start_s = using.start_s - launch_s - machine.drain_s + (using.row_s if stream.reduces else 0.0)
     further_s = using.start_s * (np.asarray(stream.launches) - 1.0)
