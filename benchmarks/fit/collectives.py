@@ -4,7 +4,7 @@ Boxes that a data sheet cannot describe stay out: A40 behind one slow host bridg
 two H100 of one campaign that reach a quarter of their links.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 
 import numpy as np
@@ -23,7 +23,7 @@ PER_SLICE = 60
 LEAST_BYTES = 1 << 20  # smaller messages are bimodal
 SLICE = ["family", "source", "engine", "identity", "gpu", "num_gpus", "gpus_per_node", "node", "timer"]
 # What the sources call their boxes, as nodes of the catalogue; (node, GPU) pairs that have none are left out.
-NODES = {
+NODES: Mapping[str, Mapping[str, str | None]] = {
     "dgx_nvswitch": {"a100-sxm-80gb": "dgx-a100", "h100-sxm": "dgx-h100"},
     "pairwise_nvlink(4-GPU PCIe node)": {"a100-sxm-80gb": "pcie-8x-a100"},
     "pairwise_nvlink(4-GPU node)": {"h100-sxm": "pcie-8x-h100"},
@@ -65,10 +65,8 @@ def predicted(rows: pl.DataFrame) -> pl.DataFrame:
     parts = []
     for (family, gpu, node, timer, identity), part in rows.group_by("family", "gpu", "node", "timer", "identity", maintain_order=True):
         named = None if node is None else NODES[str(node)][str(gpu)]
-        asked = kernel(str(family))(
-            bytes=part["bytes"].to_numpy(), num_gpus=part["num_gpus"].to_numpy(), gpus_per_node=part["gpus_per_node"].to_numpy(), node=named,
-            identity=identity,
-        )  # fmt: skip
+        shape = {name: part[name].to_numpy() for name in ("bytes", "num_gpus", "gpus_per_node")}
+        asked = kernel(str(family))(**shape, node=named, identity=identity)
         analysis = execution_of(asked, hardware.gpu(str(gpu)), Protocol(str(timer), "warm"))
         misses = np.log(analysis.analytic_s / part["latency_s"].to_numpy())
         parts.append(

@@ -45,7 +45,7 @@ def _same(dtype: DType) -> Quantisation:
 QUANTISATIONS = {
     quantisation.name: quantisation
     for quantisation in (
-        *map(_same, (FP64, FP32, TF32, FP16, BF16, FP8, INT8, NVFP4)),
+        *map(_same, (FP64, FP32, TF32, FP16, BF16, FP8, INT8, NVFP4, MXFP4)),
         # Activations arrive in 16 bits and are quantised by the kernels that the measurement includes.
         Quantisation("fp8_static", FP8, FP8, FP8),
         Quantisation("fp8_block", FP8, DType("fp8_block", 8, scale_bits=32 / (128 * 128)), FP8),

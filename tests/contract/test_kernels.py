@@ -1,13 +1,16 @@
 """What every kernel family must do, whatever file it stands in; and how many numbers the analytic model may hold."""
 
 import tomllib
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from tilecast.datasets.schema import FAMILIES
+from tilecast.execution import TaskSet
 from tilecast.execution.fitted import FOLDER
+from tilecast.kernels.contract import check_kernel
 from tilecast.kernels.registry import kernels
 from tilecast.predictors import predict_kernel
 
@@ -66,12 +69,26 @@ def test_an_ordinary_launch_has_a_time_above_its_bound_and_inside_its_interval(f
 
 
 @pytest.mark.parametrize("family", sorted(kernels()))
-def test_an_array_of_launches_is_its_members(family):
-    name = next(name for name, value in EXAMPLES[family].items() if isinstance(value, int) and name not in ("num_kv_heads", "num_gpus"))
-    sizes = np.array([EXAMPLES[family][name], 2 * EXAMPLES[family][name]])
-    together = predict_kernel(kernels()[family](**(EXAMPLES[family] | {name: sizes})), "h100-sxm").median_s
-    alone = [predict_kernel(kernels()[family](**(EXAMPLES[family] | {name: int(size)})), "h100-sxm").median_s[0] for size in sizes]
-    np.testing.assert_allclose(together, alone, rtol=1e-9)
+def test_a_family_passes_the_check_that_any_new_one_must(family):
+    check_kernel(kernels()[family], EXAMPLES[family])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A family whose time does not depend on its size and beats its bound."""
+
+    family: ClassVar[str] = "broken"
+
+    rows: int
+
+    def tasks(self, gpu, protocol):
+        ones = np.ones((1, 1))
+        return TaskSet(matrix_dtype="fp32", num_tasks=ones, least_flop=ones, least_bytes=ones)
+
+
+def test_the_check_refuses_a_family_that_takes_any_size():
+    with pytest.raises(AssertionError, match=r"broken"):
+        check_kernel(Broken, {"rows": 4})
 
 
 def test_the_analytic_model_holds_at_most_forty_numbers_and_says_why_of_each():

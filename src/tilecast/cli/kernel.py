@@ -62,7 +62,7 @@ def family_command(kernel: Any) -> click.Command:
         click.Option(["--explain"], is_flag=True, help="Walk through the stages with numbers."),
         click.Option(["--why"], is_flag=True, help="What would make it 20 % faster."),
         click.Option(["--sweep"], metavar="NAME=FROM:TO:STEP", help="A curve over one size, e.g. m=1:8192:x2 or m=64:4096:64."),
-        click.Option(["--plot", "plot_path"], metavar="FILE.png", help="Draw the sweep (extra viz)."),
+        click.Option(["--plot", "plot_path"], metavar="FILE", help="Draw the sweep: .png, .svg, .pdf or .html (extra viz)."),
         click.Option(["--set", "assignments"], metavar="FACT=VALUE", multiple=True, help="What if: change a fact of the GPU (repeatable)."),
     ]
     summary = (kernel.__doc__ or kernel.family).strip().splitlines()[0]
@@ -314,8 +314,8 @@ def _draw_sweep(prediction: KernelPrediction, name: str, values: np.ndarray, pat
 
     from tilecast.errors import MissingExtra
 
-    if Path(path).suffix not in (".png", ".svg", ".pdf"):
-        raise InvalidInput(f"--plot {path!r} must end in .png, .svg or .pdf")
+    if Path(path).suffix not in (".png", ".svg", ".pdf", ".html"):
+        raise InvalidInput(f"--plot {path!r} must end in .png, .svg, .pdf or .html")
     try:
         from tilecast.report.renderers.sweep_plot import draw
     except ImportError:

@@ -9,7 +9,7 @@ inside; the other timers mean the attention kernel alone.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from typing import Any, ClassVar
@@ -34,6 +34,7 @@ LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor pe
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs at most so many query heads; beyond, each one walks the cache by itself, on vector units
 SIMT_FLOP = 10.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
+EDGE_BYTES_PER_CLOCK = 32.0  # queries into and results out of an SM: half its port, for one of them at a time
 CYCLIC = 1.25  # a cache read over and over from its start behaves like an L2 smaller by this factor: lines leave before they return
 
 
@@ -99,14 +100,16 @@ class Loop:
     tile_kv: Floats
     packs: Any  # query heads that share a KV head fill one tile
     exposed: float  # share of the softmax that the tensor cores wait for
-    copy_bytes_per_clock: float  # what an SM's loads of keys bring in
+    copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
     widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
-    resident: int = 1
+    resident: Floats | int = 1  # tasks an SM holds
     most_splits: Floats | float = np.inf
     num_combines: float = 1.0  # kernels that merge the parts of a split KV
     matrix_factor: Floats | float = 1.0  # matrix time over that of an ideal loop
+    pads_to_powers: bool = False  # head dimensions, to powers of two instead of multiples of 16
     is_simt: Any = False  # vector units do the matrix work
     num_helpers: Floats | float = 1.0
+    mostly_reads: bool = True  # a long cache against few queries: DRAM does not turn around between reads and writes
     copies_queries: bool = False  # the operator rewrites the queries before it attends
 
 
@@ -258,11 +261,14 @@ def fused_tasks(
     mean_visits = total_visits / num_tasks
 
     scores = mean_visits * loop.tile_q * loop.tile_kv
-    padded_dims = ceil_div(shape.qk_dim, 16) * 16 + ceil_div(shape.v_dim, 16) * 16
+    padded_dims = _padded_dim(shape.qk_dim, loop) + _padded_dim(shape.v_dim, loop)
     special = scores
     vector = scores * SOFTMAX_FLOP + 2.0 * mean_visits * loop.tile_q * shape.v_dim
     simt = np.where(loop.is_simt, scores * 2.0 * (shape.qk_dim + shape.v_dim) * SIMT_FLOP, 0.0)
     softmax_clocks = special / (gpu.special_per_clock_per_sm or 16.0) + vector / gpu.vector_flop_per_clock_per_sm["fp32"]
+
+    rows = requests.total(requests.q) * shape.num_heads / np.sum(tasks_unsplit, axis=-1, keepdims=True)  # of a tile, that are queries
+    edge_clocks = rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / EDGE_BYTES_PER_CLOCK
 
     kv_read = np.minimum(requests.kv, shape.window + requests.q - 1)
     q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(kv_read) * shape.num_kv_heads
@@ -273,6 +279,7 @@ def fused_tasks(
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
 
     moved_bytes = np.maximum(shape.kv_bytes, 2.0) if loop.widens else shape.kv_bytes
+    port_share = BULK_COPY_BYTES_PER_CLOCK / np.asarray(loop.copy_bytes_per_clock)  # bytes that the port could have moved meanwhile
     is_split = np.any(parts > 1, axis=-1, keepdims=True)
     parts_bytes = np.sum(np.where(parts > 1, tasks_unsplit * parts * np.minimum(requests.q * pack, loop.tile_q), 0.0), axis=-1, keepdims=True)
     parts_bytes = parts_bytes * shape.v_dim * 8.0  # fp32, written and read again
@@ -281,7 +288,10 @@ def fused_tasks(
     combine = np.where(is_split, helper_s * loop.num_combines + parts_bytes / l2_per_s, 0.0)
     fixed = task_s * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
     if protocol.timer == "graph":
-        fixed = fixed + helper_s * loop.num_helpers + _helper_bytes(shape, loop) / (gpu.dram_bytes_per_s * using.stream_fraction)
+        moved = _helper_bytes(shape, loop)
+        missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(CYCLIC * (total_bytes + moved), gpu))
+        fixed = fixed + helper_s * loop.num_helpers + missed / (gpu.dram_bytes_per_s * constants().dram_fraction)
+        fixed = fixed + moved / (gpu.num_sms * using.thread_copy_bytes_per_clock * gpu.boost_clock_hz)
     return TaskSet(
         matrix_dtype=shape.compute,
         num_tasks=num_tasks,
@@ -290,17 +300,21 @@ def fused_tasks(
         matrix_flop=np.where(loop.is_simt, 0.0, 2.0 * scores * padded_dims * loop.matrix_factor / shape.rate_gain),
         vector_flop=vector + simt,
         special_ops=special,
-        exposed_clocks=loop.exposed * softmax_clocks,
-        l2_bytes=mean_visits * loop.tile_kv * shape.kv_width * moved_bytes + loop.tile_q * shape.qk_dim * shape.q_bytes,
-        l2_bytes_per_clock_per_sm=loop.copy_bytes_per_clock,
+        exposed_clocks=loop.exposed * softmax_clocks + edge_clocks,
+        l2_bytes=(mean_visits * loop.tile_kv * shape.kv_width * moved_bytes + loop.tile_q * shape.qk_dim * shape.q_bytes) * port_share,
+        l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
         dram_bytes=dram,
-        dram_fraction=using.stream_fraction,
+        dram_fraction=using.stream_fraction if loop.mostly_reads else None,
         busiest_tasks=busiest / mean_visits,
         rounds=np.zeros((1, 1)),
         resident=loop.resident,
         fixed_s=fixed,
         variants=("split KV" if bool(np.all(is_split)) else "",),
     )
+
+
+def _padded_dim(dim: Floats, loop: Loop) -> Floats:
+    return np.exp2(np.ceil(np.log2(dim))) if loop.pads_to_powers else ceil_div(dim, 16) * 16
 
 
 def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
@@ -353,10 +367,10 @@ def newest_sglang(gpu: GpuSpec) -> str:
     return {"wgmma": "fa3", "tcgen05": "trtllm"}.get(mma_style(gpu), "flashinfer_fa2")
 
 
-def resolved(identity: str | None, gpu: GpuSpec, known: Sequence[str] = IDENTITIES) -> str:
+def resolved(identity: str | None, gpu: GpuSpec, known: Sequence[str] = IDENTITIES, default: str | None = None) -> str:
     if identity is not None and identity not in known:
         raise UnknownName.among("attention identity", identity, known)
-    return identity or newest_sglang(gpu)
+    return identity or default or newest_sglang(gpu)
 
 
 def by_dim(head_dim: Floats, *bounds: tuple[float, float], otherwise: float) -> Floats:
@@ -383,36 +397,40 @@ def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         mean_packed = np.floor(shape.requests.total(shape.requests.q * group) / shape.requests.total(np.ones(1)))
         return Loop(
             tile_q=np.where(mean_packed > 64, np.where(dim < 256, 128.0, 64.0), np.where(mean_packed > 16, 64.0, 16.0)),
-            tile_kv=by_dim(dim, (128, 64), otherwise=32), packs=True, resident=2, matrix_factor=legacy,
-            num_helpers=has_cache + np.where(narrow, 1.0, 0.0), **by_warps,
+            tile_kv=by_dim(dim, (128, 64), otherwise=32) * np.where(narrow, 2.0, 1.0), packs=True, resident=2, matrix_factor=legacy,
+            num_helpers=has_cache + np.where(narrow, 1.0, 0.0), mostly_reads=decode, **by_warps,
         )  # fmt: skip
     if identity == "fa2":
         has_small_shared = (gpu.shared_bytes_per_sm or 0) < 150_000
         return Loop(
             tile_q=np.where(one_query, 64.0, by_dim(dim, (64, 128), (128, 64 if has_small_shared else 128), otherwise=64)),
             tile_kv=np.where(one_query, by_dim(dim, (64, 256), (128, 128), otherwise=64), by_dim(dim, (64, 128), otherwise=64)),
-            packs=one_query, matrix_factor=legacy, num_helpers=2.0 * has_cache, **by_warps,
+            packs=one_query & np.isinf(shape.window), resident=np.where(one_query & has_small_shared, 1.0, 2.0), matrix_factor=legacy, num_helpers=2.0 * has_cache, mostly_reads=decode, **by_warps,
         )  # fmt: skip
     if identity in ("fa3", "flashinfer_fa3", "fa4"):
         return Loop(
             tile_q=by_dim(dim, (64, 192), otherwise=128), tile_kv=by_dim(dim, (128, 128), (192, 112), (256, 80), otherwise=64),
-            packs=True, num_helpers=(2.0 + np.where(narrow, 1.0, 0.0)) * has_cache, **native,
+            packs=True, num_helpers=(2.0 + np.where(narrow, 1.0, 0.0)) * has_cache, mostly_reads=decode, **native,
         )  # fmt: skip
     if identity == "trtllm":
-        one_query = np.full_like(group, decode, dtype=bool)
+        one_query = one_query if style == "tcgen05" else np.full_like(group, decode, dtype=bool)
         is_alone = one_query & (group > (np.inf if style == "tcgen05" else WIDEST_XQA_GROUP))
+        is_narrow = shape.kv_bytes < 2.0
+        if decode and style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
+            native = native | {"copy_bytes_per_clock": np.where(is_narrow, BULK_COPY_BYTES_PER_CLOCK, using.thread_copy_bytes_per_clock)}
         step = 8.0 if style == "tcgen05" else 16.0
         rows = np.where(is_alone, 1.0, ceil_div(group, step) * step)
         return Loop(
-            tile_q=np.where(one_query, rows, 64.0 if style == "sync" else 128.0), tile_kv=by_dim(dim, (128, 128), otherwise=64),
-            packs=one_query & ~is_alone, is_simt=is_alone, matrix_factor=using.plain_loop if style == "sync" else 1.0,
+            tile_q=np.where(one_query, rows, 64.0 if style == "sync" else 128.0),
+            tile_kv=by_dim(dim, (128, 128), otherwise=64) if decode or style != "sync" else np.full_like(dim, 32.0),
+            packs=one_query & ~is_alone, is_simt=is_alone, matrix_factor=using.plain_loop if style == "sync" and not decode else 1.0,
             most_splits=np.where((shape.kv_bytes < 2.0) & (style == "sync"), 1.0, np.inf), num_combines=1.0 if style == "tcgen05" else 2.0,
-            num_helpers=2.0 if decode else 3.0, resident=2 if style == "sync" else 1, copies_queries=True, **native,
+            num_helpers=np.where(is_narrow, 2.0 if style != "wgmma" else 1.0, 2.0) if decode else (2.5 if style == "tcgen05" else 3.0) + is_narrow, resident=2 if style == "sync" else 1, copies_queries=True, mostly_reads=decode, **native,
         )  # fmt: skip
     return Loop(
         tile_q=np.where(one_query, 16.0, by_dim(dim, (128, 128), otherwise=64)), tile_kv=by_dim(dim, (256, 64), otherwise=32),
-        packs=one_query, resident=2, most_splits=8.0, matrix_factor=legacy * using.plain_loop,
-        num_helpers=has_cache + np.where(narrow, 1.0, 0.0), **by_warps,
+        packs=one_query, resident=2, most_splits=8.0, pads_to_powers=True, matrix_factor=legacy * using.plain_loop,
+        num_helpers=has_cache + np.where(narrow, 1.0, 0.0), mostly_reads=decode, **by_warps,
     )  # fmt: skip
 
 
@@ -501,6 +519,8 @@ def _tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool
     identity = resolved(kernel.identity, gpu)
     q_len = 1 if decode and kernel.q_len is None else kernel.q_len
     shape = _shape(kernel, gpu, identity, q_len=q_len)
+    if identity == "triton" and not decode:  # masks what lies before the window, but visits it
+        shape = replace(shape, window=np.full((1, 1), np.inf))
     using = attention_constants()
     if identity == "unfused":
         return unfused_tasks(shape, gpu, protocol, using)

@@ -1,7 +1,7 @@
 """Collectives as latency plus volume over the busiest link, for the algorithms a library chooses from: the cheapest one runs.
 
-What `bytes` counts, as in NCCL's own tests, is always the whole buffer of one rank: the message of all_reduce, broadcast and send_recv; what
-all_gather leaves on every rank; what reduce_scatter takes from every rank; what all_to_all sends from one rank, its own share included.
+What `bytes` counts, as in NCCL's own tests, is always the whole buffer of one rank: the message of all_reduce, broadcast and send_recv;
+what all_gather leaves on every rank; what reduce_scatter takes from every rank; what all_to_all sends from one rank, its share included.
 
 Beyond one node a collective is hierarchical: inside each node over its links, between nodes over one network adapter per GPU, pipelined, so
 that the slower of the two decides. Links and networks come from the node; `link_bytes_per_s` and `network_bytes_per_s` override them.
@@ -25,6 +25,7 @@ from tilecast.kernels.base import sizes
 IDENTITIES = ("nccl", "custom")
 LARGEST_CUSTOM = 8 * 2**20  # bytes: engines hand larger messages to NCCL
 MAX_GPUS_CUSTOM = 8
+FULL_BOX = 8  # GPUs: a smaller catalogued box is one that somebody measured, and has to be named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +77,11 @@ class Way:
 
 @cache
 def _catalogued_node(gpu: str) -> NodeSpec | None:
-    return next((node for node in hardware.nodes() if node.gpu == gpu), None)
+    return next((node for node in hardware.nodes() if node.gpu == gpu and node.num_gpus >= FULL_BOX), None)
 
 
 def node_of(gpu: GpuSpec, name: str | NodeSpec | None) -> NodeSpec:
-    """The node asked for, else the catalogue's for this GPU, else up to 8 cards on their own link or PCIe."""
+    """The node asked for, else the catalogue's full box of this GPU, else up to 8 cards on their own link or PCIe."""
     if isinstance(name, NodeSpec):
         return name
     if name is not None:
@@ -158,7 +159,7 @@ class _Collective:
         )
 
     def _overhead_s(self, group: Group, gpu: GpuSpec, protocol: Protocol, identity: str) -> Floats:
-        """What the timer adds. NCCL's own tests launch back to back, so their events hold no host gap; an engine's eager call also copies."""
+        """What the timer adds. NCCL's tests launch back to back: their events hold no host gap. An engine's eager call also copies."""
         none = np.zeros_like(group.bytes)
         if identity == "nccl":
             return none + (collective_constants().skew_s if protocol.timer == "profiler" and self.waits else 0.0)

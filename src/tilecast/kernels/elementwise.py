@@ -21,7 +21,7 @@ class Op(NamedTuple):
     special_ops: float = 0.0
 
 
-BINARY = {"add": Op(2), "sub": Op(2), "mul": Op(2), "div": Op(2, 8.0, 1.0), "pow": Op(2, 150.0, 2.0)}
+BINARY = {"add": Op(2), "sub": Op(2), "mul": Op(2), "div": Op(2, 8.0, 1.0), "pow": Op(2, 100.0, 2.0)}
 UNARY = {
     "relu": Op(1), "gelu": Op(1, 30.0, 1.0), "tanh": Op(1, 12.0, 2.0), "exp": Op(1, 2.0, 1.0), "silu": Op(1, 4.0, 2.0), "copy": Op(1, 0.0),
 }  # fmt: skip

@@ -6,7 +6,6 @@ with tokens read their weights. Under expert parallelism the busiest rank is pri
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -17,15 +16,18 @@ from numpy.typing import NDArray
 from tilecast.dtypes import Quantisation, quantisation
 from tilecast.errors import InvalidInput, UnknownName
 from tilecast.execution import Constants, Protocol, TaskSet, constants
-from tilecast.execution.cache import cache_bytes, hit_fraction, least_from_dram
+from tilecast.execution.cache import hit_fraction, least_from_dram
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import sizes
 
+FUSED_TARGETS = ("sm_100", "sm_103")  # where engines have a fused grouped kernel
+CONFIGURATION = ("block_m", "block_n", "block_k", "group_m", "num_warps", "num_stages")
 PASSES = ("w13", "w2", "both")
 K_STEP = 64  # a main loop's step along K where none is given
-LEAST_STAGES = 2  # steps a main loop keeps in shared memory at once
+STAGES = 3  # steps in flight where none is given; all but the one computed on lie in shared memory
+WIDENING_FLOP = 4.0  # vector work per weight stored narrower than the 16 bits it is computed with: two instructions
 NUM_DRAWS = 8  # orders of the experts over which the busiest rank of a skewed load is averaged
 
 
@@ -34,8 +36,8 @@ class MoeConstants:
     """constants/moe.toml says what each one is."""
 
     small_kernel_s: float
-    triton_fetches: float
-    step_s: float
+    triton_l2_bytes_per_clock: float
+    step_clocks: float
     route_cycles: float
     quantise_share: float
 
@@ -62,7 +64,7 @@ class Implementation:
 IMPLEMENTATIONS = {
     "triton": Implementation(
         num_small_kernels=4, num_quantise_kernels=2, copies_tokens=False, fuses_activation=False, keeps_foreign_rows=True, multicasts=False,
-        tile_rows=(16, 32, 64), tile_columns=(64, 128),
+        tile_rows=(16, 32, 64), tile_columns=(64,),
     ),
     "grouped": Implementation(
         num_small_kernels=2, num_quantise_kernels=1, copies_tokens=False, fuses_activation=True, keeps_foreign_rows=False, multicasts=True,
@@ -141,7 +143,7 @@ def _problem(asked: Moe) -> Problem:
     texts = {"distribution": _texts(asked.distribution, "distribution"), "moe_pass": _texts(asked.moe_pass, "moe_pass")}
     gated = np.atleast_1d(np.asarray(asked.gated)).astype(bool)
     names = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep")
-    longest = max(len(gated), *(len(text) for text in texts.values()))
+    longest = max(len(gated), *(len(text) for text in texts.values()), *(np.size(getattr(asked, name)) for name in CONFIGURATION))
     size = sizes(**{name: getattr(asked, name) for name in names}, launches=np.ones(longest))
     _require(size["topk"] <= size["num_experts"], "topk = {topk} exceeds num_experts = {num_experts}", size)
     _require(size["num_experts"] % size["ep"] == 0, "num_experts = {num_experts} must be a multiple of ep = {ep}", size)
@@ -180,7 +182,7 @@ def _require(holds: NDArray[np.bool_], sentence: str, size: dict[str, Floats]) -
 
 def _implementation(identity: str | None, gpu: GpuSpec) -> Implementation:
     """By name; by default what engines run on that GPU: fused grouped kernels on data-centre Blackwell, else Triton."""
-    name = identity or ("grouped" if gpu.target in ("sm_100", "sm_103") else "triton")
+    name = identity or ("grouped" if gpu.target in FUSED_TARGETS else "triton")
     if name not in IMPLEMENTATIONS:
         raise UnknownName.among("identity", name, IMPLEMENTATIONS)
     return IMPLEMENTATIONS[name]
@@ -201,7 +203,7 @@ class Tile:
 
 
 def _tiles(asked: Moe, how: Implementation, gpu: GpuSpec, held: Quantisation, num_launches: int) -> Tile:
-    given = {name: getattr(asked, name) for name in ("block_m", "block_n", "block_k", "group_m", "num_warps", "num_stages")}
+    given = {name: getattr(asked, name) for name in CONFIGURATION}
     fixed = sizes(**{name: value for name, value in given.items() if value is not None}, launches=np.ones(num_launches))
     del fixed["launches"]
     rows, columns = fixed.get("block_m"), fixed.get("block_n")
@@ -210,7 +212,7 @@ def _tiles(asked: Moe, how: Implementation, gpu: GpuSpec, held: Quantisation, nu
         rows=np.array([[m for m, _ in pairs]], dtype=np.float64) if rows is None else rows,
         columns=np.array([[n for _, n in pairs]], dtype=np.float64) if columns is None else columns,
         k_step=fixed.get("block_k", np.array([[float(K_STEP)]])),
-        stages=fixed.get("num_stages", np.array([[float(LEAST_STAGES)]])),
+        stages=fixed.get("num_stages", np.array([[float(STAGES)]])),
         names=tuple(f"{m or 'given '}x{n or ' given'}" for m, n in pairs),
     )
     if rows is not None or columns is not None:
@@ -293,12 +295,21 @@ def _busiest_rank(distribution: str, tokens: Floats, num_experts: int, topk: Flo
         if ep == 1:
             return loads[:, None, :]
         ranks = loads[:, _orders(num_experts)].reshape(len(loads), NUM_DRAWS, ep, on_rank)
+        single = (loads[:, 0] <= 1)[:, None, None]  # so few tokens that the law no longer tells experts apart: they lie evenly
+        return np.where(single, _balanced(tokens * topk, num_experts, ep)[:, None, :], _fullest(ranks))
     elif distribution.startswith("["):
         ranks = _histogram(distribution, tokens, num_experts, topk).reshape(-1, 1, ep, on_rank)
     else:
-        raise InvalidInput(f"distribution = {distribution!r} must be 'balanced', 'power_law_A' with a number A, or a JSON list of tokens per expert")
-    busiest = np.argmax(ranks.sum(axis=3), axis=2)[:, :, None, None]
-    return np.asarray(np.take_along_axis(ranks, busiest, axis=2)[:, :, 0, :])
+        raise InvalidInput(
+            f"distribution = {distribution!r} must be 'balanced', 'power_law_A' with a number A, or a JSON list of tokens per expert"
+        )
+    return _fullest(ranks)
+
+
+def _fullest(ranks_LDRE: Floats) -> Floats:
+    """Of each draw the rank with the most tokens, (L, D, E)."""
+    busiest = np.argmax(ranks_LDRE.sum(axis=3), axis=2)[:, :, None, None]
+    return np.asarray(np.take_along_axis(ranks_LDRE, busiest, axis=2)[:, :, 0, :])
 
 
 def _balanced(pairs: Floats, num_experts: int, ep: int) -> Floats:
@@ -384,15 +395,13 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
     mean_k = (tiles_13 * k_13 + tiles_2 * k_2) / num_tasks
     waves_13, waves_2 = np.ceil(tiles_13 / gpu.num_sms), np.ceil(tiles_2 / gpu.num_sms)
     resident = _resident(tile, held, gpu)
-    rounds = np.ceil(waves_13 / resident) + np.ceil(waves_2 / resident)
-    step_s = (np.ceil(waves_13 / resident) * k_13 + np.ceil(waves_2 / resident) * k_2) / tile.k_step * fitted.step_s
 
     matrix_elements = widths[0] * depths[0] + widths[1] * depths[1]
     weight_bytes = on_rank.active_experts * matrix_elements * held.weight.bytes
     moved = _traffic(problem, on_rank.pairs, how, held)
     least_bytes = weight_bytes + moved.tokens_at_least + moved.result_at_least
     total = weight_bytes + moved.by_gemms + moved.by_small_kernels
-    found = 0.0 if protocol.cache == "cold" else hit_fraction(total, gpu)
+    found = np.zeros_like(total) if protocol.cache == "cold" else hit_fraction(total, gpu)
     kept = hit_fraction(0.5 * (moved.by_gemms + moved.by_small_kernels), gpu)  # what one kernel leaves in L2 for the next
     return TaskSet(
         matrix_dtype=held.compute.name,
@@ -400,10 +409,14 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
         least_flop=2.0 * on_rank.pairs * matrix_elements,
         least_bytes=least_from_dram(least_bytes, gpu, protocol.cache),
         matrix_flop=2.0 * tile.rows * tile.columns * mean_k,
-        l2_bytes=(tile.rows * held.activation.bytes + tile.columns * held.weight.bytes) * mean_k * (1.0 if how.multicasts else fitted.triton_fetches),
-        dram_bytes=weight_bytes * (1 - found) + moved.by_gemms * (1 - kept),
+        vector_flop=tile.columns * mean_k * (WIDENING_FLOP if held.weight.bits < held.compute.bits == 16 else 0.0),
+        l2_bytes=(tile.rows * held.activation.bytes + tile.columns * held.weight.bytes) * mean_k,
+        l2_bytes_per_clock_per_sm=None if how.multicasts else fitted.triton_l2_bytes_per_clock,
+        exposed_clocks=mean_k / tile.k_step * fitted.step_clocks / resident,
+        dram_bytes=(weight_bytes + moved.tokens_at_least) * (1 - found) + (moved.by_gemms - moved.tokens_at_least) * (1 - kept),
         busiest_tasks=(waves_13 * k_13 + waves_2 * k_2) / mean_k,
-        rounds=rounds + step_s / using.fill_s,
+        rounds=np.ceil(waves_13 / resident) + np.ceil(waves_2 / resident),
+        resident=resident,
         fixed_s=_small_kernels_s(problem, moved, kept, how, held, gpu, using, fitted),
         variants=tile.names,
     )
@@ -412,7 +425,7 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
 def _resident(tile: Tile, held: Quantisation, gpu: GpuSpec) -> Floats:
     """Tasks an SM holds at once, as shared memory allows, at most 4."""
     shared = gpu.shared_bytes_per_sm or gpu.shared_bytes_per_block or 65536
-    return np.asarray(np.clip(np.floor(shared / (_shared_bytes(tile, held) * 1.5)), 1.0, 4.0))
+    return np.asarray(np.clip(np.floor(shared / _shared_bytes(tile, held)), 1.0, 4.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -456,7 +469,14 @@ def _quantises_apart(how: Implementation, held: Quantisation) -> bool:
 
 
 def _small_kernels_s(
-    problem: Problem, moved: Traffic, kept: Floats, how: Implementation, held: Quantisation, gpu: GpuSpec, using: Constants, fitted: MoeConstants
+    problem: Problem,
+    moved: Traffic,
+    kept: Floats,
+    how: Implementation,
+    held: Quantisation,
+    gpu: GpuSpec,
+    using: Constants,
+    fitted: MoeConstants,
 ) -> Floats:
     """Kernels beside the first GEMM: their launches, their traffic through L2 or DRAM, and the sorting of tokens by expert."""
     num_launches = how.num_small_kernels + (how.num_quantise_kernels if _quantises_apart(how, held) else 0)

@@ -1,4 +1,4 @@
-"""One optimizer step over all parameters: a fused kernel touches each tensor once, the others pay a pass for every operation of the rule."""
+"""One optimizer step over all parameters: a fused kernel touches each tensor once, others pay a pass for every operation."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple

@@ -8,7 +8,7 @@ from typing import Any
 from tilecast.errors import UnknownName
 
 FOLDER = Path(__file__).parent
-NOT_KERNELS = ("__init__", "base", "registry")
+NOT_KERNELS = ("__init__", "base", "contract", "registry")
 
 
 @cache

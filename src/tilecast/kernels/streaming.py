@@ -89,6 +89,7 @@ def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: Str
     start_s = using.start_s - launch_s - machine.drain_s + (using.row_s if stream.reduces else 0.0)
     further_s = using.start_s * (np.asarray(stream.launches) - 1.0)
     host_s = machine.host_event_s * (stream.host_calls - 1.0 + np.asarray(stream.launches) - 1.0) if protocol.timer == "event" else 0.0
+    least_blocks = 0.0 if stream.reduces else 1.0  # blocks finish together, but no row is faster than one SM; row_s says it for reductions
     return TaskSet(
         matrix_dtype="fp32",
         num_tasks=np.ceil(stream.blocks),
@@ -98,7 +99,7 @@ def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: Str
         special_ops=stream.special_ops,
         l2_bytes=(per_block + read_again) * weight,
         dram_bytes=from_dram + missed,
-        busiest_tasks=np.asarray(stream.blocks / gpu.num_sms),  # blocks are small and many: SMs finish together
+        busiest_tasks=np.maximum(stream.blocks / gpu.num_sms, least_blocks),
         rounds=np.zeros_like(least),
         resident=resident_blocks(stream.threads, gpu),
         dram_fraction=using.dram_fraction,

@@ -71,7 +71,7 @@ def _kind(call: KernelCall, place: int) -> object:
     values = {entry.name: getattr(call.kernel, entry.name) for entry in fields(call.kernel)}
     if any(isinstance(value, list | tuple) or np.ndim(value) > 1 for value in values.values()):
         return place
-    others = tuple((name, value) for name, value in values.items() if not _is_number(value))
+    others = tuple((name, repr(value)) for name, value in values.items() if not _is_number(value))
     return type(call.kernel), call.cache, others
 
 
@@ -121,7 +121,9 @@ def _call_time(call: KernelCall, predicted: Any, rows: Any, num_steps: int) -> C
 def evaluated_steps(outputs: Sequence[int], most_points: int = MOST_POINTS) -> np.ndarray:
     """The decode steps to evaluate of max(outputs) - 1: evenly spread ones, and those before and after a request leaves."""
     num_steps = max(outputs) - 1
-    spread = np.unique(np.linspace(0, num_steps - 1, min(most_points, num_steps)).round().astype(np.int64)) if num_steps else np.array([], int)
+    if num_steps == 0:
+        return np.array([], dtype=np.int64)
+    spread = np.linspace(0, num_steps - 1, min(most_points, num_steps)).round().astype(np.int64)
     lasts = np.unique(np.asarray(outputs, dtype=np.int64) - 2)  # the last step of those that leave
     lasts = lasts[(lasts >= 0) & (lasts < num_steps - 1)]
     if len(lasts) > MOST_DEPARTURES:

@@ -36,7 +36,14 @@ class Memory:
 
 
 def memory(
-    config: ModelConfig, shard: Shard, operations: Iterable[Operation], batch: Batch, *, kv_dtype: str, reserved_bytes: float, capacity_bytes: int
+    config: ModelConfig,
+    shard: Shard,
+    operations: Iterable[Operation],
+    batch: Batch,
+    *,
+    kv_dtype: str,
+    reserved_bytes: float,
+    capacity_bytes: int,
 ) -> Memory:
     """Sums over what the step's operations hold; a KV head that is copied counts on every GPU that has it."""
     element = dtype(config.dtype).bytes

@@ -33,7 +33,6 @@ class ModelConfig:
     qkv_bias: bool = False
     tied_embeddings: bool = False
     max_context: int | None = None  # None: the file does not say
-    window: int | None = None  # keys a query sees at most; None: all
     dtype: str = "bf16"
 
     @property
@@ -83,10 +82,19 @@ def model_config(model: str | Path | Mapping[str, Any] | ModelConfig) -> ModelCo
 
 
 def _bundled_id(name: str) -> str | None:
-    """The bundled id meant by `name`; its case, and the organisation where only one has that model, may be left out."""
+    """The bundled id meant by `name`: itself or one with the same facts; case, and the organisation, may be left out."""
+    if name in _bundled():
+        return name
     folded = name.strip().lower()
-    found = [id for id in model_ids() if folded in (id.lower(), id.lower().partition("/")[2])]
-    return found[0] if len(found) == 1 else None
+    return next((id for id, names in _names().items() if folded in names), None)
+
+
+@cache
+def _names() -> dict[str, frozenset[str]]:
+    """Id -> every name it answers to, in lower case."""
+    also = {id: tomllib.loads(path.read_text(encoding="utf-8")).get("also", []) for id, path in sorted(_bundled().items())}
+    every = {id: [name.lower() for name in (id, *others)] for id, others in also.items()}
+    return {id: frozenset([*names, *(name.partition("/")[2] for name in names)]) for id, names in every.items()}
 
 
 def _table(path: Path) -> Mapping[str, Any]:

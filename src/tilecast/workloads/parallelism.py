@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from tilecast import hardware
 from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.kernels.collectives import node_of
 from tilecast.workloads.model import ModelConfig
 
+MOST_CARDS = 8  # in a box that nobody named
 VOCABULARY_STEP = 64  # engines pad the vocabulary to a multiple of it before they share it out
 
 
@@ -19,10 +21,10 @@ class Shard:
     num_kv_heads: int  # at least one: heads are copied when there are more GPUs than KV heads
     intermediate_size: int
     vocab_size: int
-    node: str | None = None  # catalogue id of the box; None: the usual one of the GPU
+    node: NodeSpec | None = None  # the box the group stands in; None: a single GPU
 
 
-def sharded(config: ModelConfig, tp: int, node: str | None = None) -> Shard:
+def sharded(config: ModelConfig, tp: int, node: NodeSpec | None = None) -> Shard:
     """Column-parallel projections split by heads and by the MLP's width, row-parallel ones the same way back."""
     if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
         raise InvalidInput(f"tp = {tp!r} must be a whole number of at least 1")
@@ -49,15 +51,11 @@ def _divisors(config: ModelConfig) -> str:
 
 def node_for(gpu: GpuSpec, num_gpus: int, name: str | None = None) -> NodeSpec | None:
     """The box that `num_gpus` of `gpu` stand in: the one named, else the catalogue's, else up to 8 on their own link or PCIe."""
-    if name is not None:
-        node = hardware.node(name)
-    elif num_gpus == 1:
+    if name is None and num_gpus == 1:
         return None
-    else:
-        held = [node for node in hardware.nodes() if node.gpu == gpu.id]
-        node = max(held, key=lambda node: node.num_gpus) if held else hardware.default_node(gpu)
-        if node.num_gpus < num_gpus and held:
-            node = hardware.default_node(gpu)
+    node = node_of(gpu, name)
+    if name is None and node.num_gpus < num_gpus <= MOST_CARDS:
+        node = hardware.default_node(gpu)
     if num_gpus > node.num_gpus:
-        raise InvalidInput(f"tp = {num_gpus} is more GPUs than {node.id} has: {node.num_gpus}; name another box with --node")
+        raise InvalidInput(f"tp = {num_gpus} is more GPUs than {node.id} has: {node.num_gpus}")
     return node

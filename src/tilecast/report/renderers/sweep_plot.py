@@ -1,5 +1,7 @@
 """A sweep over one size as a picture: latency and its bound, so that waves show as a saw-tooth."""
 
+import io
+from html import escape
 from pathlib import Path
 
 import matplotlib as mpl
@@ -23,5 +25,16 @@ def draw(prediction: KernelPrediction, name: str, values: np.ndarray, path: Path
     above.legend(frameon=False)
     below.plot(values, 100 * prediction.efficiency, color=palette.GREEN)
     below.set(xlabel=name, ylabel="efficiency, %", ylim=(0, 100))
-    figure.savefig(path, dpi=110)
+    if path.suffix == ".html":
+        picture = io.StringIO()
+        figure.savefig(picture, format="svg")
+        title = f"{prediction.kernel.family} on {prediction.gpu.id}"
+        svg = picture.getvalue()
+        style = "body{margin:0 auto;max-width:60rem;font-family:sans-serif}svg{width:100%;height:auto}"
+        head = (
+            f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{escape(title)}</title><style>{style}</style>"
+        )
+        path.write_text(f"<!doctype html><html><head>{head}</head><body>{svg[svg.index('<svg') :]}</body></html>", encoding="utf-8")
+    else:
+        figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -40,9 +40,16 @@ def architectures() -> dict[str, Architecture]:
 
 def architecture(name: str) -> Architecture:
     if name not in architectures():
-        problem = UnknownName.among("architecture", name, architectures())
-        raise UnknownName(f"{problem}; known: {', '.join(sorted(architectures()))}" if "known:" not in str(problem) else str(problem))
+        known = ", ".join(sorted(architectures()))
+        raise UnknownName(f"unknown architecture {name!r} in architectures; known: {known}{_nearest(name)}")
     return architectures()[name]
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches  # only a mistake should cost its import
+
+    near = get_close_matches(name, architectures(), n=1, cutoff=0.5)
+    return f" (nearest: {near[0]})" if near else ""
 
 
 def read_config(table: Mapping[str, Any], name: str) -> ModelConfig:
@@ -82,6 +89,8 @@ def dense_config(table: Mapping[str, Any], name: str, *, architecture: str, qk_n
     kv_heads = size(table, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise InvalidInput(f"num_attention_heads = {heads} must be a multiple of num_key_value_heads = {kv_heads}")
+    if table.get("use_sliding_window"):
+        raise InvalidInput("use_sliding_window = true is not supported yet")
     said = str(table.get("torch_dtype") or table.get("dtype") or "bfloat16")
     return ModelConfig(
         name=name,
@@ -97,7 +106,6 @@ def dense_config(table: Mapping[str, Any], name: str, *, architecture: str, qk_n
         qkv_bias=qkv_bias,
         tied_embeddings=bool(table.get("tie_word_embeddings", False)),
         max_context=size(table, "max_position_embeddings", 0) or None,
-        window=size(table, "sliding_window", 0) or None if table.get("use_sliding_window") else None,
         dtype=dtype(DTYPES.get(said.removeprefix("torch."), said)).name,
     )
 
@@ -136,8 +144,10 @@ def attention_block(config: ModelConfig, shard: Shard) -> tuple[Operation, ...]:
         linear("qkv_proj", qkv, hidden, layers, bias=config.qkv_bias),
         *norms,
         Operation(name="rope", family="rope", sizes=heads, count=layers),
-        Operation(name="kv_cache_write", family="kv_cache_write", sizes={"num_kv_heads": shard.num_kv_heads, "head_dim": dim}, count=layers),
-        Operation(name="attention", family="attention", sizes=heads | ({"window": config.window} if config.window else {}), count=layers),
+        Operation(
+            name="kv_cache_write", family="kv_cache_write", sizes={"num_kv_heads": shard.num_kv_heads, "head_dim": dim}, count=layers
+        ),
+        Operation(name="attention", family="attention", sizes=heads, count=layers),
         linear("o_proj", hidden, shard.num_heads * dim, layers),
         *reduced(shard, hidden, "attention_all_reduce", layers),
     )
@@ -146,7 +156,9 @@ def attention_block(config: ModelConfig, shard: Shard) -> tuple[Operation, ...]:
 def gated_mlp(config: ModelConfig, shard: Shard) -> tuple[Operation, ...]:
     hidden, width, layers = config.hidden_size, shard.intermediate_size, config.num_layers
     return (
-        Operation(name="post_attention_norm", family="rms_norm", sizes={"cols": hidden, "residual": True}, num_weights=hidden, count=layers),
+        Operation(
+            name="post_attention_norm", family="rms_norm", sizes={"cols": hidden, "residual": True}, num_weights=hidden, count=layers
+        ),
         linear("gate_up_proj", 2 * width, hidden, layers),
         Operation(name="silu_mul", family="silu_mul", sizes={"cols": width}, count=layers),
         linear("down_proj", hidden, width, layers),

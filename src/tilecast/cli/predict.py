@@ -1,0 +1,163 @@
+"""`tilecast predict MODEL`: how fast an engine serves a model on a GPU nobody has to own."""
+
+from typing import Any
+
+import click
+
+from tilecast import hardware, units
+from tilecast.cli.output import command_line, emit, output_options, overrides_from, say, set_option
+from tilecast.engines.predict import Part, Prediction, predict
+from tilecast.errors import InvalidInput
+from tilecast.report import Grid, Report, versions
+from tilecast.workloads.requests import read_requests
+
+BAR_WIDTH = 24
+MOST_SHOWN = 8  # lines a phase gets without --breakdown
+# Options of the contract that nothing stands behind yet -> the values that ask for nothing.
+NOT_YET = {"pp": ("1",), "ep": ("1",), "dp_attention": ("1", "false"), "quant": ("none", "bf16"), "concurrency": (), "profile": ()}
+
+
+def _not_yet(function: Any) -> Any:
+    for name in NOT_YET:
+        function = click.option(f"--{name.replace('_', '-')}", name, hidden=True)(function)
+    return function
+
+
+@click.command(name="predict")
+@click.argument("model")
+@click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file.")
+@click.option("--engine", default="sglang", show_default=True, help="Which engine serves the model.")
+@click.option("--tp", type=int, default=1, show_default=True, help="Tensor parallel: GPUs that share every layer.")
+@click.option("--batch", type=int, help="Requests in the batch.")
+@click.option("--isl", type=int, help="Input tokens of each request.")
+@click.option("--osl", type=int, help="Output tokens of each request.")
+@click.option("--requests", "requests_path", metavar="FILE.csv", help="One request a line: input_tokens,output_tokens.")
+@click.option("--node", help="The box, as in `tilecast nodes` [default: the usual one of the GPU].")
+@click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
+@click.option("--breakdown", is_flag=True, help="Every kernel with its sizes.")
+@set_option
+@output_options
+@_not_yet
+def command(
+    model: str, gpu: str, assignments: tuple[str, ...], requests_path: str | None, breakdown: bool, as_json: bool, as_csv: bool,
+    as_python: bool, **given: Any,
+) -> None:  # fmt: skip
+    """Predict a static batch: first token, decode step, total, tokens per second, memory, and where the time goes.
+
+    MODEL is a bundled Hugging Face id such as Qwen/Qwen3-32B, a config.json, or its folder. All requests are prefilled together, then
+    decoded in lock step; one that has all its tokens leaves the batch.
+    """
+    for name, neutral in NOT_YET.items():
+        value = given.pop(name)
+        if value is not None and value.lower() not in neutral:
+            raise InvalidInput(f"--{name.replace('_', '-')} {value} is not supported yet")
+    if requests_path and any(given[name] is not None for name in ("batch", "isl", "osl")):
+        raise InvalidInput("--requests and --batch, --isl, --osl exclude one another")
+    if not requests_path and (missing := [f"--{name}" for name in ("batch", "isl", "osl") if given[name] is None]):
+        raise InvalidInput(f"{', '.join(missing)} missing: give --batch, --isl and --osl, or --requests FILE.csv")
+    requests = read_requests(requests_path) if requests_path else None
+    if note := hardware.resolution_note(gpu):
+        say(note)
+    overrides = overrides_from(assignments)
+    prediction = predict(model, gpu, **given, requests=requests, overrides=overrides)
+    for warning in prediction.warnings:
+        say(warning)
+    line = command_line("predict", model, gpu=gpu, **given, requests=requests_path, set=assignments)
+    python = _python(model, gpu, given, requests, overrides)
+    emit(predict_report(prediction, line, python, breakdown), as_json=as_json, as_csv=as_csv, as_python=as_python)
+
+
+def predict_report(prediction: Prediction, line: str, python: str, breakdown: bool = False) -> Report:
+    payload = {**prediction.to_dict(), "versions": versions()}
+    grids = [_headline(prediction), *(_where(prediction, phase, breakdown) for phase in ("prefill", "decode"))]
+    return Report(
+        answer=_answer(prediction),
+        grids=[grid for grid in grids if grid.rows],
+        payload=payload,
+        records=[part.to_dict() for part in prediction.breakdown] if breakdown else [_flat(payload)],
+        inputs=prediction.inputs,
+        python=python,
+        command=line,
+    )
+
+
+# ---- what is said ------------------------------------------------------------------------------------------------
+
+
+def _answer(prediction: Prediction) -> str:
+    asked = prediction.batch
+    where = f"{prediction.tp} x {prediction.gpu.id}" if prediction.tp > 1 else prediction.gpu.id
+    requests = f"{asked.num_requests} request{'s' if asked.num_requests > 1 else ''}"
+    decode = f", then {units.human('_s', prediction.decode_step_s.median)} a step" if prediction.decode_steps else ""
+    room = "" if prediction.fits else f"; it does not fit: {_bytes(prediction.memory.total_bytes)} a GPU"
+    return (
+        f"{prediction.model.name} on {where} answers {requests} in {units.human('_s', prediction.total_s.median)}: first token after "
+        f"{units.human('_s', prediction.prefill_s.median)}{decode}, {_rate(prediction.output_tokens_per_s.median)} tokens/s{room}."
+    )
+
+
+def _headline(prediction: Prediction) -> Grid:
+    memory, rate, steps = prediction.memory, prediction.output_tokens_per_s, prediction.decode_steps
+    used = f"weights {_bytes(memory.weights_bytes)}, KV {_bytes(memory.kv_cache_bytes)}, activations {_bytes(memory.activations_bytes)}"
+    rows = [
+        ("prefill", str(prediction.prefill_s), f"{sum(prediction.batch.input_tokens):,} tokens; time to first token"),
+        ("decode step", str(prediction.decode_step_s) if steps else "-", f"median of {steps:,} steps"),
+        ("total", str(prediction.total_s), "prefill and all decode steps"),
+        ("throughput", f"{_rate(rate.median)} ({_rate(rate.low)}-{_rate(rate.high)}) tokens/s", "output tokens of all requests / total"),
+        ("memory", f"{_bytes(memory.total_bytes)} of {_bytes(memory.capacity_bytes)}", f"a GPU: {used}"),
+        ("fits", "yes" if prediction.fits else "no", f"{prediction.node or prediction.gpu.id}, {prediction.engine}"),
+        ("basis", prediction.basis, "what the numbers rest on; in brackets the 80 % interval"),
+    ]
+    return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
+
+
+def _where(prediction: Prediction, phase: str, every: bool) -> Grid:
+    """The largest parts of a phase first; with --breakdown all of them, in the order they run."""
+    parts = [part for part in prediction.breakdown if part.phase == phase]
+    steps = 1 if phase == "prefill" else max(1, prediction.decode_steps)
+    shown = parts if every else sorted(parts, key=lambda part: -part.time.median)[:MOST_SHOWN]
+    rows = [_line(part, steps) for part in shown]
+    if rest := [part for part in parts if part not in shown]:
+        seconds, share = sum(part.time.median for part in rest) / steps, sum(part.share_fraction for part in rest)
+        rows.append((f"{len(rest)} more", units.human("_s", seconds), f"{100 * share:.1f} %", _bar(share), "", "", ""))
+    title = "Where the prefill goes" if phase == "prefill" else "Where a decode step goes (mean)"
+    return Grid(
+        title=title, columns=("part", "time", "share", "", "bound by", "launches", "kernel"), rows=rows,
+        right=frozenset({"time", "share", "launches"}), spare=("kernel", "launches", ""),
+    )  # fmt: skip
+
+
+def _line(part: Part, steps: int) -> tuple[str, ...]:
+    sizes = " ".join(f"{name}={str(value).lower()}" for name, value in part.sizes.items())
+    kernel = " ".join(filter(None, (part.family, part.identity, sizes))) if part.sizes else ""
+    return (
+        part.name, units.human("_s", part.time.median / steps), f"{100 * part.share_fraction:.1f} %", _bar(part.share_fraction),
+        part.bound_by, str(part.launches_per_step) if part.sizes else "-", kernel,
+    )  # fmt: skip
+
+
+def _bar(share: float) -> str:
+    return "█" * round(BAR_WIDTH * share)
+
+
+def _bytes(value: float) -> str:
+    return units.human("_bytes", value)
+
+
+def _rate(value: float) -> str:
+    return units.significant(value)
+
+
+def _flat(payload: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in payload.items() if name not in ("schema", "breakdown")}
+
+
+def _python(model: str, gpu: str, given: dict[str, Any], requests: list[tuple[int, int]] | None, overrides: dict[str, str]) -> str:
+    default = {"engine": "sglang", "tp": 1}
+    arguments = {name: value for name, value in given.items() if value is not None and value != default.get(name)}
+    if requests is not None:
+        arguments["requests"] = requests
+    if overrides:
+        arguments["overrides"] = overrides
+    more = "".join(f", {name}={value!r}" for name, value in arguments.items())
+    return f"import tilecast\ntilecast.predict({model!r}, gpu={gpu!r}{more})"

@@ -1,0 +1,331 @@
+"""Predict a static batch on an engine: first token, decode step, total, throughput, memory, and where the time goes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilecast import hardware, units
+from tilecast.dtypes import dtype
+from tilecast.engines.base import Host, kernel_step
+from tilecast.engines.base import engine as engine_named
+from tilecast.errors import InvalidInput, SpecError
+from tilecast.execution.tasks import Floats
+from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.markup import html_table
+from tilecast.predictors import predict_kernel
+from tilecast.workloads.aggregate import CallTime, Price, StepTime, evaluated_steps, median_over_steps, price_step, step_weights, weakest
+from tilecast.workloads.architectures import architecture
+from tilecast.workloads.graph import Batch, decode_tokens, prefill_tokens
+from tilecast.workloads.memory import Memory, memory
+from tilecast.workloads.model import ModelConfig, model_config
+from tilecast.workloads.parallelism import node_for, sharded
+
+HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median and its 80 % interval, in SI units."""
+
+    median: float
+    low: float
+    high: float
+
+    def __add__(self, other: "Interval") -> "Interval":
+        """Errors on one GPU go together: the bounds of a sum are the sums of the bounds."""
+        return Interval(self.median + other.median, self.low + other.low, self.high + other.high)
+
+    def per(self, number: float) -> "Interval":
+        return Interval(self.median / number, self.low / number, self.high / number)
+
+    def to_dict(self) -> dict[str, float]:
+        return {"median": self.median, "low": self.low, "high": self.high}
+
+    def __str__(self) -> str:
+        return units.interval_s(self.median, self.low, self.high)
+
+
+NOTHING = Interval(0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One line of the breakdown: all launches of a call in a phase, or the host's share of it."""
+
+    phase: str
+    name: str
+    family: str
+    identity: str | None
+    sizes: Mapping[str, Any]  # in decode, those of the last step
+    launches_per_step: int
+    time: Interval  # over the whole phase
+    share_fraction: float  # of its phase
+    bound_by: str
+    bound_s: float
+    basis: str
+
+    def to_dict(self) -> dict[str, Any]:
+        times = {"median_s": self.time.median, "low_s": self.time.low, "high_s": self.time.high}
+        return {
+            "phase": self.phase, "name": self.name, "family": self.family, "identity": self.identity, "sizes": dict(self.sizes),
+            "launches_per_step": self.launches_per_step, **times, "bound_s": self.bound_s, "share_fraction": self.share_fraction,
+            "bound_by": self.bound_by, "basis": self.basis,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """A static batch, start to end. `decode_step_s` is the median over the steps, and zero when there are none."""
+
+    model: ModelConfig
+    gpu: GpuSpec
+    engine: str
+    tp: int
+    node: str | None
+    batch: Batch
+    prefill_s: Interval
+    decode_step_s: Interval
+    decode_s: Interval  # all decode steps together
+    decode_steps: int
+    memory: Memory
+    basis: str
+    breakdown: tuple[Part, ...]
+    inputs: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def total_s(self) -> Interval:
+        return self.prefill_s + self.decode_s
+
+    @property
+    def ttft_s(self) -> Interval:
+        """All prompts are prefilled together, so every request waits for the whole prefill."""
+        return self.prefill_s
+
+    @property
+    def tpot_s(self) -> Interval:
+        """Mean time between two tokens of a request that runs to the end."""
+        return self.decode_s.per(self.decode_steps) if self.decode_steps else NOTHING
+
+    @property
+    def output_tokens_per_s(self) -> Interval:
+        tokens, total = sum(self.batch.output_tokens), self.total_s
+        return Interval(tokens / total.median, tokens / total.high, tokens / total.low)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's record (tilecast.predict/1), but for the versions."""
+        timed = ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s")
+        return {
+            "schema": "tilecast.predict/1",
+            **{name: getattr(self, name).to_dict() for name in timed},
+            "decode_steps": self.decode_steps,
+            "memory": self.memory.to_dict(),
+            "fits": self.fits,
+            "basis": self.basis,
+            "breakdown": [part.to_dict() for part in self.breakdown],
+            "inputs": dict(self.inputs),
+        }
+
+    def _repr_html_(self) -> str:
+        rate = self.output_tokens_per_s
+        rows = [
+            ("prefill (first token)", str(self.prefill_s)),
+            ("decode step", str(self.decode_step_s) if self.decode_steps else "-"),
+            ("total", str(self.total_s)),
+            ("output tokens/s", f"{units.significant(rate.median)} ({units.significant(rate.low)}-{units.significant(rate.high)})"),
+            ("memory per GPU", f"{units.human('_bytes', self.memory.total_bytes)} of {units.human('_bytes', self.memory.capacity_bytes)}"),
+            ("basis", self.basis),
+        ]
+        return html_table(f"{self.model.name} on {self.tp} x {self.gpu.id}, {self.engine}", ("what", "value"), rows)
+
+
+def predict(
+    model: str | Path | Mapping[str, Any] | ModelConfig,
+    gpu: str | GpuSpec,
+    *,
+    tp: int = 1,
+    batch: int | None = None,
+    isl: int | None = None,
+    osl: int | None = None,
+    requests: Sequence[tuple[int, int]] | None = None,
+    engine: str = "sglang",
+    node: str | None = None,
+    kv_dtype: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+    price: Price = predict_kernel,
+) -> Prediction:
+    """One static batch: `batch` requests of `isl` prompt and `osl` output tokens, or `requests` as (input, output) pairs.
+
+    >>> prediction = predict("Qwen/Qwen3-8B", gpu="h100-sxm", batch=8, isl=1024, osl=64)
+    >>> prediction.fits and prediction.prefill_s.median > prediction.decode_step_s.median > 0
+    True
+    """
+    config = model_config(model)
+    spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
+    runs = engine_named(engine)
+    asked = _batch(batch, isl, osl, requests)
+    _check_dtype(config, spec, kv_dtype)
+    shard = sharded(config, tp)  # first what the model allows, then what the box does
+    box = node_for(spec, tp, node)
+    shard = sharded(config, tp, box if tp > 1 else None)
+    operations = architecture(config.architecture).step(config, shard)
+    held = kv_dtype or config.dtype
+
+    def timed(tokens: Any) -> StepTime:
+        return price_step(kernel_step(operations, tokens, config=config, shard=shard, engine=runs, gpu=spec, kv_dtype=held), spec, price)
+
+    prefill = timed(prefill_tokens(asked))
+    points = evaluated_steps(asked.output_tokens)
+    decode = timed(decode_tokens(asked, points.tolist())) if len(points) else None
+    host_prefill, host_step = _prefill_host(runs.host, config, prefill), _decode_host(runs.host, config)
+    parts = _parts("prefill", prefill, np.ones(1), host_prefill)
+    prefill_s = _total(prefill, np.ones(1)) + host_prefill
+    decode_s = step_s = NOTHING
+    if decode is not None:
+        weights = step_weights(points)
+        host_s = host_step.per(1.0 / asked.num_decode_steps)
+        decode_s = _total(decode, weights) + host_s
+        step_s = _median_step(points, decode) + host_step
+        parts += _parts("decode", decode, weights, host_s)
+    return Prediction(
+        model=config,
+        gpu=spec,
+        engine=runs.name,
+        tp=tp,
+        node=box.id if box else None,
+        batch=asked,
+        prefill_s=prefill_s,
+        decode_step_s=step_s,
+        decode_s=decode_s,
+        decode_steps=asked.num_decode_steps,
+        memory=memory(
+            config, shard, operations, asked, kv_dtype=held, reserved_bytes=runs.host.reserved_bytes, capacity_bytes=spec.dram_bytes
+        ),
+        basis=weakest([prefill.basis, *([decode.basis] if decode else [])]),
+        breakdown=tuple(parts),
+        inputs={
+            "model": config.name, "gpu": spec.id, "engine": runs.name, "tp": tp, "node": box.id if box else None, "kv_dtype": held,
+            **_said(batch, isl, osl, requests), "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
+        },
+        warnings=_warnings(config, asked, spec, box),
+    )  # fmt: skip
+
+
+# ---- what was asked ----------------------------------------------------------------------------------------------
+
+
+def _batch(batch: int | None, isl: int | None, osl: int | None, requests: Sequence[tuple[int, int]] | None) -> Batch:
+    sizes = {"batch": batch, "isl": isl, "osl": osl}
+    if requests is not None:
+        if any(value is not None for value in sizes.values()):
+            raise InvalidInput("give batch, isl and osl, or requests, not both")
+        pairs = [tuple(pair) for pair in requests]
+        if any(len(pair) != 2 for pair in pairs):
+            raise InvalidInput("requests must be pairs of input and output tokens")
+        return Batch(tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
+    missing = [name for name, value in sizes.items() if value is None]
+    if missing:
+        raise InvalidInput(f"{' and '.join(missing)} missing: give batch, isl and osl, or requests")
+    assert batch is not None and isl is not None and osl is not None
+    return Batch.uniform(batch, isl, osl)
+
+
+def _said(batch: int | None, isl: int | None, osl: int | None, requests: Sequence[tuple[int, int]] | None) -> dict[str, Any]:
+    if requests is None:
+        return {"batch": batch, "isl": isl, "osl": osl}
+    return {"requests": [[int(asked), int(given)] for asked, given in requests]}
+
+
+def _check_dtype(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> None:
+    rates = {*gpu.tensor_flop_per_s, *gpu.vector_flop_per_s}
+    if config.dtype not in rates:
+        raise SpecError(f"{gpu.id} does not compute in {config.dtype}, the dtype of {config.name}; it has {', '.join(sorted(rates))}")
+    if kv_dtype is not None and dtype(kv_dtype).name not in ("fp8", config.dtype):
+        raise InvalidInput(f"kv_dtype = {kv_dtype} must be fp8 or the model's own {config.dtype}")
+
+
+def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | None) -> tuple[str, ...]:
+    """What is answered all the same, but should be known."""
+    found = []
+    if config.max_context is not None and batch.longest_context > config.max_context:
+        found.append(f"{batch.longest_context:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
+    if node is not None and node.gpu != gpu.id:
+        found.append(f"{node.id} holds {node.gpu}, not {gpu.id}: only its links are used")
+    return tuple(found)
+
+
+# ---- sums --------------------------------------------------------------------------------------------------------
+
+
+def _decode_host(host: Host, config: ModelConfig) -> Interval:
+    return _spread(host.decode_step_s + config.num_layers * host.decode_layer_s, host)
+
+
+def _prefill_host(host: Host, config: ModelConfig, prefill: StepTime) -> Interval:
+    """The fixed part, and what launching the layers takes beyond the time the GPU is busy with them anyway."""
+    launching = config.num_layers * host.prefill_layer_s
+    return _spread(host.prefill_step_s + max(0.0, launching - float(prefill.median_s[0])), host)
+
+
+def _spread(seconds: float, host: Host) -> Interval:
+    return Interval(seconds, seconds * (1.0 - host.spread_fraction), seconds * (1.0 + host.spread_fraction))
+
+
+def _total(step: StepTime | CallTime, weights: Floats) -> Interval:
+    return Interval(*(float(weights @ values) for values in (step.median_s, step.low_s, step.high_s)))
+
+
+def _median_step(points: np.ndarray, step: StepTime) -> Interval:
+    return Interval(*(median_over_steps(points, values) for values in (step.median_s, step.low_s, step.high_s)))
+
+
+def _parts(phase: str, step: StepTime, weights: Floats, host: Interval) -> list[Part]:
+    whole = _total(step, weights).median + host.median
+    parts = [_part(time, weights, whole) for time in step.calls]
+    parts.append(
+        Part(
+            phase=phase, name=HOST, family=HOST, identity=None, sizes={}, launches_per_step=1, time=host,
+            share_fraction=host.median / whole, bound_by=HOST, bound_s=0.0, basis="analytic",
+        )
+    )  # fmt: skip
+    return parts
+
+
+def _part(time: CallTime, weights: Floats, whole_s: float) -> Part:
+    call, total = time.call, _total(time, weights)
+    return Part(
+        phase=call.phase,
+        name=call.name,
+        family=call.kernel.family,
+        identity=call.kernel.identity,
+        sizes=_sizes(call.kernel),
+        launches_per_step=call.count,
+        time=total,
+        share_fraction=total.median / whole_s,
+        bound_by=time.bound_by,
+        bound_s=float(weights @ time.bound_s),
+        basis=time.basis,
+    )
+
+
+def _sizes(kernel: Any) -> dict[str, Any]:
+    """The numbers of a kernel, those of its last step; a ragged batch by its number of requests and its longest context."""
+    shown: dict[str, Any] = {}
+    is_ragged = getattr(kernel, "q_lens", None) is not None
+    for name, value in ((entry.name, getattr(kernel, entry.name)) for entry in fields(kernel)):
+        if name == "q_lens" and value is not None:
+            shown |= {"batch": len(value[-1]), "q_tokens": int(np.sum(value[-1]))}
+        elif name == "kv_lens" and value is not None:
+            shown |= {"kv_tokens": int(np.sum(value[-1])), "kv_longest": int(np.max(value[-1]))}
+        elif isinstance(value, bool):
+            shown[name] = value
+        elif isinstance(value, int | np.ndarray) and not (is_ragged and name == "batch"):
+            shown[name] = int(np.atleast_1d(value)[-1])
+    return shown

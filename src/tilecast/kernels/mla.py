@@ -1,0 +1,131 @@
+"""Multi-head latent attention: prefill over expanded keys and values, decode absorbed, every query head against the latent cache itself."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tilecast.dtypes import DTYPES, quantisation
+from tilecast.execution import Protocol, TaskSet
+from tilecast.execution.analytic import matrix_rate
+from tilecast.execution.tasks import ceil_div
+from tilecast.hardware import GpuSpec
+from tilecast.kernels.attention import (
+    BULK_COPY_BYTES_PER_CLOCK,
+    AttentionConstants,
+    Loop,
+    Shape,
+    attention_constants,
+    attention_loop,
+    by_dim,
+    cache_bytes_of,
+    checked_lengths,
+    fused_tasks,
+    mma_style,
+    resolved,
+    uniform,
+)
+
+IDENTITIES = ("flashmla", "flashinfer", "trtllm", "triton")
+PREFILL_LOOPS = {"flashmla": "fa3", "flashinfer": "flashinfer_fa2", "trtllm": "trtllm", "triton": "triton"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Mla:
+    """`batch` requests of q_len new tokens; kv_len counts them too. The latent sizes are DeepSeek-V3's unless given."""
+
+    batch: Any = 1
+    q_len: Any = None
+    kv_len: Any = None
+    num_heads: Any
+    kv_lora_rank: Any = 512
+    qk_nope_head_dim: Any = 128
+    qk_rope_head_dim: Any = 64
+    v_head_dim: Any = 128
+    kv_dtype: Any = None  # None: that of the queries
+    dtype: str = "bf16"
+    identity: str | None = None
+    split: int | None = None  # fix the parts of a split KV instead of choosing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MlaPrefill(_Mla):
+    """Keys and values were expanded from the latent before: an attention whose keys are wider than its values."""
+
+    family: ClassVar[str] = "mla_prefill"
+
+    def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
+        identity = resolved(self.identity, gpu, IDENTITIES, default=newest_sglang_mla(gpu))
+        shape = _shape(self, gpu, absorbed=False, runs_fp8=False)
+        using = attention_constants()
+        loop = attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False)
+        return fused_tasks(shape, loop, gpu, protocol, using, self.split)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MlaDecode(_Mla):
+    """All query heads of a token form one tile over a cache that is read once for keys and values."""
+
+    family: ClassVar[str] = "mla_decode"
+
+    def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
+        identity = resolved(self.identity, gpu, IDENTITIES, default=newest_sglang_mla(gpu))
+        shape = _shape(self, gpu, absorbed=True, runs_fp8=identity == "trtllm" and mma_style(gpu) == "tcgen05")
+        using = attention_constants()
+        return fused_tasks(shape, _absorbed_loop(identity, shape, gpu, using), gpu, protocol, using, self.split)
+
+
+def newest_sglang_mla(gpu: GpuSpec) -> str:
+    return {"wgmma": "flashmla", "tcgen05": "trtllm"}.get(mma_style(gpu), "flashinfer")
+
+
+def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Shape:
+    q_len = 1 if absorbed and kernel.q_len is None else kernel.q_len
+    kv_len = q_len if kernel.kv_len is None else kernel.kv_len
+    names = ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    requests, size = uniform(kernel.batch, q_len, kv_len, **{name: getattr(kernel, name) for name in names})
+    checked_lengths(requests)
+    held = quantisation(kernel.dtype)
+    compute = held.compute.name
+    rate, _ = matrix_rate(gpu, compute)
+    kv_bytes, kv_names = cache_bytes_of(kernel.kv_dtype, kernel.dtype)
+    fp8_rate = gpu.tensor_flop_per_clock_per_sm.get("fp8", rate) if runs_fp8 and DTYPES[compute].bits == 16 else rate
+    latent = size["kv_lora_rank"] + size["qk_rope_head_dim"]
+    wide, narrow = (latent, size["kv_lora_rank"]) if absorbed else (size["qk_nope_head_dim"] + size["qk_rope_head_dim"], size["v_head_dim"])
+    return Shape(
+        requests=requests,
+        num_heads=size["num_heads"],
+        num_kv_heads=np.ones_like(latent) if absorbed else size["num_heads"],
+        qk_dim=wide,
+        v_dim=narrow,
+        kv_width=latent if absorbed else wide + narrow,
+        causal=np.ones((1, 1)),
+        window=np.full((1, 1), np.inf),
+        q_bytes=held.activation.bytes,
+        out_bytes=max(2.0, min(4.0, held.activation.bytes)),
+        kv_bytes=kv_bytes if absorbed else np.maximum(kv_bytes, held.activation.bytes),  # expanded in the queries' width
+        compute=compute,
+        rate_gain=np.where(kv_names[:, None] == "fp8", fp8_rate / rate, 1.0),
+    )
+
+
+def _absorbed_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants) -> Loop:
+    style = mma_style(gpu)
+    loads: dict[str, Any] = {"exposed": using.sync_exposed, "copy_bytes_per_clock": using.thread_copy_bytes_per_clock, "widens": True}
+    if style != "sync" and identity != "triton":
+        exposed = using.wgmma_exposed if style == "wgmma" else using.tcgen05_exposed
+        loads = {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK}
+    rows = ceil_div(shape.num_heads * np.max(shape.requests.q, axis=-1, keepdims=True), 16) * 16
+    return Loop(
+        tile_q=np.minimum(rows, 16.0 if identity == "triton" else 128.0 if style == "tcgen05" else 64.0),
+        tile_kv=by_dim(shape.qk_dim, (576, 32 if identity == "triton" else 64), otherwise=32),
+        packs=True,
+        most_splits=8.0 if identity == "triton" else np.inf,
+        matrix_factor=using.plain_loop if identity == "triton" else 1.0,
+        num_helpers=2.0,
+        copies_queries=True,
+        **loads,
+    )
+
+
+KERNELS = (MlaPrefill, MlaDecode)

@@ -1,0 +1,40 @@
+"""A file of requests: one line each, with the columns input_tokens and output_tokens."""
+
+import csv
+from pathlib import Path
+
+from tilecast.errors import InvalidInput, MissingData
+from tilecast.workloads.graph import LONGEST
+
+COLUMNS = ("input_tokens", "output_tokens")
+
+
+def read_requests(path: str | Path) -> list[tuple[int, int]]:
+    """(input, output) tokens of every request; a problem is one sentence with its line."""
+    try:
+        with Path(path).open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file)
+            header = [name.strip() for name in reader.fieldnames or []]
+            if missing := [name for name in COLUMNS if name not in header]:
+                raise InvalidInput(f"{path} lacks the column {missing[0]}; it must start with the line input_tokens,output_tokens")
+            reader.fieldnames = header
+            requests = [_request(row, path, reader.line_num) for row in reader if any(str(value or "").strip() for value in row.values())]
+    except FileNotFoundError:
+        raise MissingData(f"no file {path}") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        raise MissingData(f"cannot read {path}: {problem}") from None
+    if not requests:
+        raise InvalidInput(f"{path} holds no requests")
+    return requests
+
+
+def _request(row: dict[str, str | None], path: str | Path, line: int) -> tuple[int, int]:
+    asked, given = (_tokens(row, name, path, line) for name in COLUMNS)
+    return asked, given
+
+
+def _tokens(row: dict[str, str | None], name: str, path: str | Path, line: int) -> int:
+    text = (row[name] or "").strip()
+    if not (text.isascii() and text.isdigit()) or not 1 <= int(text[:12]) <= LONGEST or len(text) > 12:
+        raise InvalidInput(f"{path} line {line}: {name} = {text!r} must be a whole number from 1 to {LONGEST:,}")
+    return int(text)

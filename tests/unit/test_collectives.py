@@ -1,0 +1,106 @@
+"""Collectives: volumes by hand, the algorithm that wins, and one sentence for every mistake."""
+
+import pytest
+
+from tilecast import hardware
+from tilecast.errors import InvalidInput, SpecError, UnknownName
+from tilecast.execution import Protocol
+from tilecast.kernels.base import execution_of
+from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter, SendRecv, node_of
+
+H100, A100, H20, MI300X = (hardware.gpu(name) for name in ("h100-sxm", "a100-sxm-80gb", "h20", "mi300x"))
+GRAPH = Protocol(timer="graph")
+GIGABYTE = 1_000_000_000
+
+
+def bound_s(kernel, gpu=A100):
+    return float(execution_of(kernel, gpu, GRAPH).bound_s[0])
+
+
+def analytic_s(kernel, gpu=A100, protocol=GRAPH):
+    return float(execution_of(kernel, gpu, protocol).analytic_s[0])
+
+
+@pytest.mark.parametrize(
+    ("collective", "volume"),
+    [(AllReduce, 2 * 7 / 8), (AllGather, 7 / 8), (ReduceScatter, 7 / 8), (AllToAll, 7 / 8), (Broadcast, 1.0)],
+)
+def test_volume_over_the_busiest_link(collective, volume):
+    # eight GPUs, 450 GB/s each way, no adding in the switch
+    kernel = collective(bytes=GIGABYTE, num_gpus=8, node="dgx-a100", link_bytes_per_s=450e9)
+    assert bound_s(kernel) == pytest.approx(volume * 1e9 / 450e9)
+
+
+def test_a_switch_that_adds_moves_each_byte_once():
+    kernel = AllReduce(bytes=GIGABYTE, num_gpus=8, node="dgx-h100")
+    assert bound_s(kernel, H100) == pytest.approx(1e9 / 450e9)
+    assert execution_of(kernel, H100, GRAPH).variant[0] == "switch"
+    assert execution_of(AllReduce(bytes=GIGABYTE, num_gpus=8), A100, GRAPH).variant[0] == "ring"
+
+
+def test_small_messages_of_engines_take_one_shot():
+    small, large = (AllReduce(bytes=size, num_gpus=4, identity="custom") for size in (1 << 14, 1 << 28))
+    assert execution_of(small, A100, GRAPH).variant[0] == "one-shot"
+    assert execution_of(large, A100, GRAPH).variant[0] == "ring"
+    assert analytic_s(small) < analytic_s(AllReduce(bytes=1 << 14, num_gpus=4))
+
+
+def test_two_nodes_are_bound_by_their_adapters():
+    # 2 x 1/2 of 1 GB, an eighth through each of eight 25 GB/s adapters: 5 ms; inside 2 x 15/16 GB at 300 GB/s: 6.25 ms
+    kernel = AllReduce(bytes=GIGABYTE, num_gpus=16, node="dgx-a100")
+    analysis = execution_of(kernel, A100, GRAPH)
+    assert analysis.demand_s["network"][0] == pytest.approx(1e9 / 8 / 25e9)
+    assert analysis.demand_s["link"][0] == pytest.approx(2 * 15 / 16 * 1e9 / 300e9)
+    # with one GPU in each node all of it crosses one adapter
+    apart = AllReduce(bytes=GIGABYTE, num_gpus=2, gpus_per_node=1, node="dgx-a100")
+    assert bound_s(apart) == pytest.approx(1e9 / 25e9)
+    assert bound_s(SendRecv(bytes=GIGABYTE, num_gpus=2, gpus_per_node=1, node="dgx-a100")) == pytest.approx(1e9 / 25e9)
+
+
+def test_fewer_peers_of_a_mesh_mean_fewer_links():
+    # 8 x MI300X: 64 GB/s to each peer
+    assert bound_s(SendRecv(bytes=GIGABYTE, num_gpus=2), MI300X) == pytest.approx(1e9 / 64e9)
+    assert bound_s(AllGather(bytes=GIGABYTE, num_gpus=8), MI300X) == pytest.approx(7 / 8 * 1e9 / 448e9)
+
+
+def test_bridges_join_pairs_only():
+    a40 = hardware.gpu("a40")
+    assert bound_s(SendRecv(bytes=GIGABYTE, num_gpus=2, node="pcie-4x-a40"), a40) == pytest.approx(1e9 / 56.25e9)
+    assert bound_s(AllGather(bytes=GIGABYTE, num_gpus=4, node="pcie-4x-a40"), a40) == pytest.approx(0.75 * 1e9 / 32e9)
+
+
+def test_the_catalogue_knows_the_box_of_a_gpu():
+    assert node_of(H100, None).id == "dgx-h100"
+    assert node_of(hardware.gpu("l40"), None).topology == "pcie"
+    assert node_of(hardware.gpu("rtx-4090"), None).num_gpus == 8  # the catalogued pair has to be named
+    faster = hardware.gpu("h100-sxm", {"link_bytes_per_s": 900e9})
+    assert node_of(faster, None).link_bytes_per_s == 900e9
+
+
+def test_timers_differ_by_what_they_contain():
+    kernel, engine = AllReduce(bytes=1 << 20, num_gpus=8), AllReduce(bytes=1 << 20, num_gpus=8, identity="custom")
+    assert analytic_s(kernel, protocol=Protocol("profiler")) > analytic_s(kernel)  # waits for the last rank
+    assert analytic_s(engine, protocol=Protocol("event")) > analytic_s(engine) + 20e-6  # the host, and a copy
+
+
+@pytest.mark.parametrize(
+    ("kernel", "gpu", "error", "told"),
+    [
+        (AllReduce(bytes=8, num_gpus=1), A100, InvalidInput, "num_gpus = 1 must be at least 2"),
+        (AllReduce(bytes=8, num_gpus=8, gpus_per_node=16, node="dgx-a100"), A100, None, None),
+        (AllReduce(bytes=8, num_gpus=16, gpus_per_node=16, node="dgx-a100"), A100, InvalidInput, "more than the 8 GPUs of dgx-a100"),
+        (AllReduce(bytes=8, num_gpus=12, node="dgx-a100"), A100, InvalidInput, "num_gpus = 12 must be a multiple of the 8 GPUs"),
+        (AllReduce(bytes=8, num_gpus=16, node="hgx-h20"), H20, SpecError, "network is not known; give network_bytes_per_s"),
+        (AllReduce(bytes=8, num_gpus=8, node="dgx-z100"), A100, UnknownName, "unknown node 'dgx-z100'"),
+        (AllReduce(bytes=-8, num_gpus=8), A100, InvalidInput, "bytes = -8 must be a whole number of at least 1"),
+        (AllReduce(bytes=8, num_gpus=8, identity="gloo"), A100, InvalidInput, "identity = 'gloo' must be one of nccl, custom"),
+        (AllReduce(bytes=8, num_gpus=8, link_bytes_per_s=-1.0), A100, InvalidInput, "link_bytes_per_s = -1.0 must be above 0"),
+    ],
+)
+def test_mistakes_are_one_sentence(kernel, gpu, error, told):
+    if error is None:  # a node that is not full is no mistake
+        assert analytic_s(kernel, gpu) > 0
+        return
+    with pytest.raises(error, match=told) as raised:
+        execution_of(kernel, gpu, GRAPH)
+    assert "\n" not in str(raised.value)

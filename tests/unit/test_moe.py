@@ -1,0 +1,165 @@
+"""Mixture of experts by hand: who gets which tokens, what is padded, what is read, and what is refused."""
+
+import numpy as np
+import pytest
+
+from tilecast import hardware
+from tilecast.errors import InvalidInput
+from tilecast.execution import Protocol, analyse
+from tilecast.kernels.moe import Moe, _balanced, _busiest_rank, power_law_loads
+from tilecast.kernels.registry import kernel
+
+H100 = hardware.gpu("h100-sxm")
+COLD = Protocol(timer="graph", cache="cold")
+SIZES = {"num_tokens": 100, "hidden_size": 2048, "inter_size": 768, "num_experts": 128, "topk": 8}
+TILE = {"block_m": 16, "block_n": 64, "block_k": 64}
+
+
+def one(**changed):
+    return Moe(**(SIZES | changed))
+
+
+def tasks(**changed):
+    return one(**changed).tasks(H100, COLD)
+
+
+def test_the_family_is_found_by_name():
+    assert kernel("moe") is Moe
+
+
+def test_balanced_tokens_are_dealt_round_robin():
+    # 100 tokens x 8 = 800 pairs over 128 experts: 6 each, and one more for the first 32
+    loads = _balanced(np.array([800.0]), 128, 1)[0]
+    assert loads.sum() == 800
+    assert sorted(set(loads)) == [6, 7]
+    assert (loads == 7).sum() == 32
+
+
+def test_experts_are_padded_to_whole_tiles():
+    # 6 or 7 tokens fit one tile of 16 rows: 128 row tiles; w13 is 1536 wide, 24 tiles; w2 2048 wide, 32 tiles
+    found = tasks(**TILE)
+    assert found.num_tasks.item() == 128 * (24 + 32)
+    # all FLOP of the padded tiles: 128 x 16 rows x 2 x 2048 x (1536 + 768)
+    assert (found.num_tasks * found.matrix_flop).item() == pytest.approx(2.0 * 128 * 16 * 2048 * (1536 + 768))
+    assert found.least_flop.item() == 2.0 * 800 * 2048 * (1536 + 768)
+
+
+def test_one_token_more_than_a_tile_opens_another():
+    # 1024 experts' pairs over 8 experts: 128 tokens each, one tile of 128 rows; with 1032, 129 tokens need two
+    shape = {"hidden_size": 2048, "inter_size": 768, "num_experts": 8, "topk": 8, "moe_pass": "w13", **TILE, "block_m": 128}
+    assert Moe(num_tokens=128, **shape).tasks(H100, COLD).num_tasks.item() == 8 * 24
+    assert Moe(num_tokens=129, **shape).tasks(H100, COLD).num_tasks.item() == 16 * 24
+
+
+def test_only_experts_with_tokens_read_their_weights():
+    # 2 tokens x 8 = 16 active experts of 128, 3 x 2048 x 768 weights each in 2 bytes;
+    # tokens read and result written, 2 x 2048 x 2 bytes each
+    weights = 16 * 3 * 2048 * 768 * 2
+    assert tasks(num_tokens=2, **TILE).least_bytes.item() == weights + 2 * (2 * 2048 * 2)
+
+
+def test_a_pass_alone_is_its_own_gemm():
+    assert tasks(moe_pass="w13", **TILE).num_tasks.item() == 128 * 24
+    assert tasks(moe_pass="w2", **TILE).num_tasks.item() == 128 * 32
+    assert np.all(tasks(moe_pass="w13", **TILE).fixed_s == 0)
+
+
+def test_without_a_gate_w13_is_half_as_wide():
+    assert tasks(gated=False, moe_pass="w13", **TILE).num_tasks.item() == 128 * 12
+
+
+def test_tensor_parallelism_narrows_the_experts():
+    # 768 / 4 = 192 wide: w13 384, 6 tiles; w2 stays 2048 wide, 32 tiles, 192 deep
+    found = tasks(tp=4, **TILE)
+    assert found.num_tasks.item() == 128 * (6 + 32)
+    assert found.least_flop.item() == 2.0 * 800 * 2048 * 3 * 192
+
+
+def test_expert_parallelism_prices_the_busiest_rank():
+    # 800 pairs: 6 each and 32 extra, 4 on each of 8 ranks: 16 experts with 6 x 16 + 4 = 100 pairs
+    loads = _busiest_rank("balanced", np.array([100.0]), 128, np.array([8.0]), 8)
+    assert loads.shape == (1, 1, 16)
+    assert loads.sum() == 100
+    # a histogram with rank 1 of 2 the fuller
+    loads = _busiest_rank("[1, 0, 2, 3]", np.array([3.0]), 4, np.array([2.0]), 2)
+    assert loads[0, 0].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.01, 1.2, 2.0])
+@pytest.mark.parametrize(("num_experts", "topk"), [(8, 2), (128, 8), (512, 22), (16, 1), (4, 4)])
+def test_power_law_loads_add_up_and_no_expert_gets_a_token_twice(num_experts, topk, exponent):
+    tokens = np.array([1.0, 2.0, 3.0, 7.0, 64.0, 1000.0, 16384.0])
+    loads = power_law_loads(tokens, num_experts, np.full(len(tokens), float(topk)), exponent)
+    assert loads.sum(axis=1).tolist() == (tokens * topk).tolist()
+    assert (loads <= tokens[:, None]).all()
+    assert (loads >= 0).all()
+    assert (np.diff(loads, axis=1) <= 1).all()  # most first
+
+
+def test_a_steeper_law_leaves_more_experts_idle():
+    tokens, topk = np.array([8.0]), np.array([8.0])
+    active = [(power_law_loads(tokens, 128, topk, exponent) > 0).sum() for exponent in (1.01, 1.2, 2.0)]
+    assert active == sorted(active, reverse=True)
+    assert active[0] < 64
+
+
+def test_a_histogram_equal_to_balanced_is_balanced():
+    listed = "[" + ", ".join(["7"] * 32 + ["6"] * 96) + "]"
+    mine, theirs = tasks(distribution=listed, **TILE), tasks(**TILE)
+    assert mine.num_tasks.tolist() == theirs.num_tasks.tolist()
+    assert mine.dram_bytes.tolist() == theirs.dram_bytes.tolist()
+
+
+def test_each_launch_may_have_its_own_tile_and_distribution():
+    found = tasks(block_m=[16, 64], block_n=[64, 128], block_k=[64, 64], distribution=["balanced", "power_law_1.2"])
+    assert found.num_tasks.shape == (2, 1)
+
+
+def test_many_tiles_of_one_problem_are_priced_together():
+    assert tasks(block_m=[16, 64, 128], block_n=64, block_k=64).num_tasks[:, 0].tolist() == [128 * 56] * 3
+
+
+def test_without_a_tile_the_best_candidate_wins():
+    few, many = (analyse(one(num_tokens=tokens).tasks(H100, COLD), H100, COLD).variant[0] for tokens in (1, 65536))
+    assert few.startswith("16x")
+    assert not many.startswith("16x")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp8_block", "nvfp4", "int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8"])
+@pytest.mark.parametrize("identity", ["triton", "grouped", "cutlass", "deepgemm", None])
+def test_every_quantisation_runs_on_every_identity(dtype, identity):
+    b200 = hardware.gpu("b200-sxm")
+    found = analyse(one(dtype=dtype, identity=identity).tasks(b200, COLD), b200, COLD)
+    assert found.analytic_s.item() >= found.bound_s.item() > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"topk": 200}, r"topk = 200 exceeds num_experts = 128"),
+        ({"ep": 3}, r"num_experts = 128 must be a multiple of ep = 3"),
+        ({"tp": 5}, r"inter_size = 768 must be a multiple of tp = 5"),
+        ({"distribution": "skewed"}, r"distribution = 'skewed' must be 'balanced', 'power_law_A'"),
+        ({"distribution": "power_law_x"}, r"must be 'balanced'"),
+        ({"moe_pass": "w3"}, r"unknown moe_pass 'w3'"),
+        ({"identity": "tritn"}, r"unknown identity 'tritn': did you mean triton"),
+        ({"distribution": "[400, 400]"}, r"distribution lists 2 experts; num_experts = 128"),
+        ({"distribution": "[400, 400"}, r"must be a JSON list of whole numbers"),
+        ({"distribution": str([1] * 128)}, r"distribution sums to 128; num_tokens x topk = 800"),
+        ({"distribution": str([800] + [0] * 127)}, r"gives one expert 800 tokens of num_tokens = 100"),
+        ({"num_tokens": 0}, r"num_tokens = 0 must be a whole number of at least 1"),
+        (
+            {"block_m": 256, "block_n": 256, "block_k": 256},
+            r"tile = 256x256x256 needs 524,288 bytes of shared memory; h100-sxm has 232,448",
+        ),
+        ({"topk": [8, 200]}, r"topk = 200 exceeds num_experts = 128 \(launch 1\)"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_sentence(changed, sentence):
+    with pytest.raises(InvalidInput, match=sentence):
+        tasks(**changed)
+
+
+def test_an_unmeasured_gpu_gets_a_time():
+    gpu = hardware.gpu("a30")
+    assert 0 < analyse(one().tasks(gpu, COLD), gpu, COLD).analytic_s.item() < 1

@@ -1,0 +1,278 @@
+"""`tilecast predict` and `tilecast.predict`: what they answer, and what they refuse in one sentence."""
+
+import json
+
+import pytest
+
+from tilecast.cli import main
+from tilecast.cli.predict import command
+from tilecast.engines.predict import predict
+from tilecast.errors import InvalidInput, MissingData, SpecError, UnknownName
+from tilecast.workloads.aggregate import weakest
+from tilecast.workloads.model import model_config, model_ids
+from tilecast.workloads.requests import read_requests
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 2048, "torch_dtype": "bfloat16",
+}  # fmt: skip
+ASKED = ("--gpu", "h100-sxm", "--batch", "2", "--isl", "64", "--osl", "8")
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Exit code, stdout and stderr of one command line."""
+    monkeypatch.setitem(main.COMMANDS, "predict", "Predict a batch.")
+
+    def call(*arguments):
+        code = main.run(["predict", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def config_file(tmp_path, **changes):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({name: value for name, value in (CONFIG | changes).items() if value is not None}))
+    return path
+
+
+# ---- models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("id", model_ids())
+def test_every_bundled_model_is_read_and_runs(id):
+    assert predict(id, "h200-sxm", tp=8, batch=1, isl=16, osl=2).total_s.median > 0
+
+
+@pytest.mark.parametrize(
+    ("id", "billions"),
+    [("Qwen/Qwen2.5-14B", 14.77), ("meta-llama/Llama-3.1-70B", 70.55), ("meta-llama/Llama-3.1-8B", 8.03), ("Qwen/Qwen3-0.6B", 0.596)],
+)  # fmt: skip
+def test_parameters_are_the_published_count(id, billions):
+    assert model_config(id).num_parameters / 1e9 == pytest.approx(billions, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["qwen/qwen3-32b", "Qwen3-32B", "Qwen/Qwen3-32B"])
+def test_case_and_organisation_may_be_left_out(name):
+    assert model_config(name).name == "Qwen/Qwen3-32B"
+
+
+def test_a_model_with_the_same_facts_answers_to_its_own_id_too():
+    assert model_config("meta-llama/Meta-Llama-3.1-70B").num_layers == 80
+
+
+def test_a_config_may_be_a_file_a_folder_or_a_table(tmp_path):
+    path = config_file(tmp_path)
+    assert model_config(path).head_dim == model_config(tmp_path).head_dim == model_config(CONFIG).head_dim == 64
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"])
+def test_a_missing_field_is_named(field):
+    with pytest.raises(InvalidInput, match=f"{field} is missing"):
+        model_config({name: value for name, value in CONFIG.items() if name != field})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "'MambaForCausalLM'.*known: LlamaForCausalLM"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "'Qwen3MoeForCausalLM'.*nearest: Qwen3ForCausalLM"),
+        ({"architectures": []}, "architectures is missing"),
+        ({"hidden_size": "big"}, "hidden_size = 'big'"),
+        ({"hidden_size": -4}, "hidden_size = -4"),
+        ({"num_key_value_heads": 3}, "multiple of num_key_value_heads = 3"),
+        ({"torch_dtype": "float13"}, "float13"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "not supported yet"),
+        ({"use_sliding_window": True}, "not supported yet"),
+    ],
+)
+def test_what_a_config_cannot_say(changes, message):
+    with pytest.raises(InvalidInput, match=message):
+        model_config(CONFIG | changes)
+
+
+def test_an_unknown_model_says_which_are_near():
+    with pytest.raises(UnknownName, match="did you mean Qwen/Qwen3-32B"):
+        model_config("Qwen/Qwen3-33B")
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------
+
+
+def test_the_json_is_the_contract(run):
+    code, out, err = run("Qwen/Qwen3-32B", "--gpu", "h100-sxm", "--tp", 2, "--batch", 32, "--isl", 2048, "--osl", 256, "--json")
+    answer = json.loads(out)
+    assert (code, err) == (0, "")
+    assert answer["schema"] == "tilecast.predict/1"
+    for name in ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s"):
+        assert set(answer[name]) == {"median", "low", "high"}
+    assert (answer["decode_steps"], answer["fits"], answer["basis"]) == (255, True, "analytic")
+    assert answer["inputs"]["batch"] == 32
+    assert set(answer) >= {"memory", "breakdown", "inputs", "versions"}
+    tokens = 32 * 256
+    assert answer["output_tokens_per_s"]["median"] == pytest.approx(tokens / answer["total_s"]["median"])
+
+
+def test_the_answer_comes_first(run):
+    code, out, _ = run("Qwen/Qwen3-8B", *ASKED)
+    assert code == 0
+    assert out.startswith("Qwen/Qwen3-8B on h100-sxm answers 2 requests in ")
+    assert "Where a decode step goes" in out
+
+
+def test_csv_is_one_line_or_one_per_kernel(run):
+    assert len(run("Qwen/Qwen3-8B", *ASKED, "--csv")[1].splitlines()) == 2
+    kernels = run("Qwen/Qwen3-8B", *ASKED, "--csv", "--breakdown")[1].splitlines()
+    assert len(kernels) == 1 + 2 * 17  # 14 kernels of a layer and step, two norms of heads, the host; both phases
+
+
+def test_as_python_runs_and_answers_the_same(run):
+    text = run("Qwen/Qwen3-8B", *ASKED, "--as-python")[1]
+    call = text.splitlines()[1].removeprefix("tilecast.")
+    assert eval(call, {"predict": predict}).total_s == predict("Qwen/Qwen3-8B", "h100-sxm", batch=2, isl=64, osl=8).total_s
+
+
+def test_one_token_needs_no_decode_step():
+    found = predict("Qwen/Qwen3-8B", "h100-sxm", batch=2, isl=64, osl=1)
+    assert (found.decode_steps, found.decode_step_s.median, found.total_s) == (0, 0.0, found.prefill_s)
+
+
+def test_a_request_leaves_when_it_has_its_tokens():
+    both = predict("Qwen/Qwen3-8B", "h100-sxm", requests=[(500, 100), (500, 100)])
+    short = predict("Qwen/Qwen3-8B", "h100-sxm", requests=[(500, 100), (500, 10)])
+    assert (short.decode_steps, sum(short.batch.output_tokens)) == (99, 110)
+    assert short.total_s.median < both.total_s.median
+
+
+def test_what_does_not_fit_is_a_result(run):
+    code, out, _ = run("meta-llama/Llama-3.1-70B", *ASKED, "--json")
+    answer = json.loads(out)
+    assert (code, answer["fits"]) == (0, False)
+    assert answer["total_s"]["median"] > 0
+    assert "does not fit" in run("meta-llama/Llama-3.1-70B", *ASKED)[1]
+
+
+def test_a_what_if_changes_the_answer_and_is_recorded(run):
+    plain = json.loads(run("Qwen/Qwen3-8B", *ASKED, "--json")[1])
+    faster = json.loads(run("Qwen/Qwen3-8B", *ASKED, "--json", "--set", "dram_bytes_per_s=6e12")[1])
+    assert faster["decode_step_s"]["median"] < plain["decode_step_s"]["median"]
+    assert faster["inputs"]["set"] == ["dram_bytes_per_s=6e12"]
+
+
+def test_an_fp8_cache_is_half_as_large_and_no_slower():
+    asked = {"batch": 64, "isl": 4000, "osl": 100}
+    whole, half = (predict("Qwen/Qwen3-8B", "h100-sxm", kv_dtype=kv_dtype, **asked) for kv_dtype in (None, "fp8"))
+    assert half.memory.kv_cache_bytes * 2 == whole.memory.kv_cache_bytes
+    assert half.decode_step_s.median < whole.decode_step_s.median
+
+
+def test_beyond_the_models_context_is_a_warning(run):
+    code, out, err = run("Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--batch", 1, "--isl", 50_000, "--osl", 2, "--json")
+    assert code == 0
+    assert "50,002 tokens of context are beyond the 40,960" in err
+    json.loads(out)
+
+
+def test_a_box_of_other_gpus_is_a_warning(run):
+    code, _, err = run("Qwen/Qwen3-8B", *ASKED, "--tp", 2, "--node", "dgx-a100", "--json")
+    assert code == 0
+    assert "dgx-a100 holds a100-sxm-80gb, not h100-sxm" in err
+
+
+def test_what_was_run_on_a_48_gb_card_fits_there():
+    # 32 requests, 33,950 prompt tokens, 48 output tokens each: measured on one A40, so it must be found to fit.
+    found = predict("Qwen/Qwen2.5-14B", "a40", requests=[(1061, 48)] * 30 + [(1060, 48)] * 2)
+    assert sum(found.batch.input_tokens) == 33_950
+    assert found.fits
+
+
+def test_a_prediction_shows_itself_in_a_notebook():
+    html = predict("Qwen/Qwen3-8B", "h100-sxm", batch=2, isl=64, osl=8)._repr_html_()
+    assert "decode step" in html and "Qwen/Qwen3-8B on 1 x h100-sxm" in html
+
+
+def test_a_sum_is_as_weak_as_its_weakest_part():
+    assert weakest(["interpolated", "unseen-gpu", "interpolated"]) == "unseen-gpu"
+    assert weakest(["analytic", "measured"]) == "analytic"
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("Qwen/Qwen2.5-14B", *ASKED, "--tp", 3), "tp = 3 does not divide the attention heads"),
+        (("Qwen/Qwen3-32B", *ASKED, "--tp", 16), "tp = 16 is more GPUs than dgx-h100 has: 8"),
+        (("Qwen/Qwen3-8B", *ASKED, "--tp", 0), "tp = 0"),
+        (("Qwen/Qwen3-8B", *ASKED, "--engine", "vllm"), "vllm is not supported yet"),
+        (("Qwen/Qwen3-8B", *ASKED, "--engine", "sgl"), "did you mean sglang"),
+        (("Qwen/Qwen3-8B", *ASKED, "--pp", 2), "--pp 2 is not supported yet"),
+        (("Qwen/Qwen3-8B", *ASKED, "--quant", "fp8"), "--quant fp8 is not supported yet"),
+        (("Qwen/Qwen3-8B", *ASKED, "--concurrency", 8), "--concurrency 8 is not supported yet"),
+        (("Qwen/Qwen3-8B", *ASKED, "--kv-dtype", "fp5"), "fp5"),
+        (("Qwen/Qwen3-8B", *ASKED, "--node", "dgx-h1000"), "unknown node"),
+        (("Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--batch", 0, "--isl", 64, "--osl", 8), "batch = 0"),
+        (("Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--batch", 1, "--isl", 10**12, "--osl", 8), "isl = 1000000000000"),
+        (("Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--batch", 1, "--isl", 64), "--osl missing"),
+        (("Qwen/Qwen3-8B", *ASKED, "--requests", "x.csv"), "exclude one another"),
+        (("Qwen/Qwen3-8B", "--gpu", "v100-sxm2-32gb", "--batch", 1, "--isl", 64, "--osl", 2), "does not compute in bf16"),
+        (("Qwen/Qwen3-8B", *ASKED, "--json", "--csv"), "exclude one another"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(run, arguments, message):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "lacks the column input_tokens"),
+        ("input_tokens,output_tokens\n", "holds no requests"),
+        ("input_tokens\n5\n", "lacks the column output_tokens"),
+        ("input_tokens,output_tokens\n5,0\n", "line 2: output_tokens = '0'"),
+        ("input_tokens,output_tokens\n5,7\n5\n", "line 3: output_tokens = ''"),
+        ("input_tokens,output_tokens\n5.5,7\n", "input_tokens = '5.5'"),
+        ("input_tokens,output_tokens\n9999999999999999,7\n", "input_tokens = '9999999999999999'"),
+    ],
+)
+def test_a_bad_requests_file_names_the_line(tmp_path, text, message):
+    path = tmp_path / "requests.csv"
+    path.write_text(text)
+    with pytest.raises(InvalidInput, match=message):
+        read_requests(path)
+
+
+def test_a_requests_file_is_read_whatever_its_column_order(tmp_path, run):
+    path = tmp_path / "requests.csv"
+    path.write_text("output_tokens,id,input_tokens\n7,a,5\n\n9,b,100\n")
+    assert read_requests(path) == [(5, 7), (100, 9)]
+    answer = json.loads(run("Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--requests", path, "--json")[1])
+    assert (answer["decode_steps"], answer["inputs"]["requests"]) == (8, [[5, 7], [100, 9]])
+
+
+def test_no_requests_file_is_missing_data(tmp_path):
+    with pytest.raises(MissingData, match="no file"):
+        read_requests(tmp_path / "none.csv")
+
+
+def test_a_gpu_without_the_dtype_is_refused():
+    with pytest.raises(SpecError, match="bf16"):
+        predict("Qwen/Qwen3-8B", "t4", batch=1, isl=16, osl=2)
+
+
+def test_requests_and_sizes_exclude_one_another():
+    with pytest.raises(InvalidInput, match="not both"):
+        predict("Qwen/Qwen3-8B", "h100-sxm", batch=1, isl=16, osl=2, requests=[(1, 2)])
+    with pytest.raises(InvalidInput, match="at least one"):
+        predict("Qwen/Qwen3-8B", "h100-sxm", requests=[])
+
+
+def test_help_lists_only_what_works(run):
+    shown = {option.name for option in command.params if not getattr(option, "hidden", False)}
+    assert not shown & {"pp", "ep", "dp_attention", "quant", "concurrency", "profile"}
+    assert run("--help")[0] == 0
