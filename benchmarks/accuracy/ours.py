@@ -30,7 +30,7 @@ class Analytic:
             return answer
         parameters = [name for name in SHAPES[family] if name in {entry.name for entry in fields(record)}]
         numbers = [name for name in parameters if SHAPES[family][name] == pl.Int64]
-        texts = [name for name in parameters if name not in numbers]
+        texts = [name for name in parameters if name not in numbers and name != "node"]  # the data's boxes are not the catalogue's
         # Rows that differ only in sizes go through the model together; a size that is empty takes its default.
         empty = [pl.col(name).is_null().alias(f"_{name}") for name in numbers]
         keyed = rows.select(*(pl.col(name).cast(pl.String) for name in IDENTITY), *texts, *numbers, *empty).with_row_index("_row")

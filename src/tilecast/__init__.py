@@ -18,16 +18,18 @@ _EXPORTS = {
     "gpus": "tilecast.hardware",
     "node": "tilecast.hardware",
     "nodes": "tilecast.hardware",
+    "predict": "tilecast.engines.predict",
     "predict_kernel": "tilecast.predictors",
     "TilecastError": "tilecast.errors",
 }
 
 if TYPE_CHECKING:
+    from tilecast.engines.predict import predict
     from tilecast.errors import TilecastError
     from tilecast.hardware import GpuSpec, NodeSpec, gpu, gpus, node, nodes
     from tilecast.predictors import predict_kernel
 
-__all__ = ["GpuSpec", "NodeSpec", "TilecastError", "__version__", "gpu", "gpus", "node", "nodes", "predict_kernel"]
+__all__ = ["GpuSpec", "NodeSpec", "TilecastError", "__version__", "gpu", "gpus", "node", "nodes", "predict", "predict_kernel"]
 
 
 def __getattr__(name: str) -> Any:

@@ -63,7 +63,7 @@ CASES: list[tuple[str, str, int, Row, list[Row]]] = [
         "h100_sxm/gemm/vllm/0.24.0/gemm_perf.parquet", "gemm", 53590,
         {"kernel_source": "CutlassFP8ScaledMMLinearKernel", "gemm_dtype": "fp8", "m": 225, "n": 65536, "k": 16384,
          "latency": 0.46390665902031797},
-        [{**GEMM, "identity": "scaled_mm", "dtype": "fp8", "m": 225, "n": 65536, "k": 16384, "latency_s": 463.90665902031797e-6}],
+        [{**GEMM, "identity": "cutlass", "dtype": "fp8", "m": 225, "n": 65536, "k": 16384, "latency_s": 463.90665902031797e-6}],
     ),
     # vLLM runs fp8_block without a graph and on one copy of the weights: kept, and set aside.
     (
@@ -215,20 +215,20 @@ CASES: list[tuple[str, str, int, Row, list[Row]]] = [
     (
         "b200_sxm/comm/nccl/2.29.2/nccl_perf.parquet", "all_reduce", 304,
         {"op_name": "all_reduce", "kernel_source": "NCCL", "nccl_dtype": "half", "num_gpus": 4, "message_size": 262144, "latency": 0.017},
-        [{**COLLECTIVE, "timer": "event", "gpu": "b200-sxm", "engine": "nccl", "engine_version": "2.29.2", "identity": "nccl",
+        [{**COLLECTIVE, "timer": "graph", "gpu": "b200-sxm", "engine": "nccl", "engine_version": "2.29.2", "identity": "nccl",
           "dtype": "fp16", "bytes": 524288, "num_gpus": 4, "gpus_per_node": 4, "latency_s": 17e-6}],
     ),
     (
         "b200_sxm/comm/nccl/2.29.2/nccl_perf.parquet", "all_to_all", 220,
         {"op_name": "alltoall", "nccl_dtype": "half", "num_gpus": 4, "message_size": 262144, "latency": 0.01848},
-        [{**COLLECTIVE, "family": "all_to_all", "timer": "event", "identity": "nccl", "bytes": 524288, "num_gpus": 4,
+        [{**COLLECTIVE, "family": "all_to_all", "timer": "graph", "identity": "nccl", "bytes": 524288, "num_gpus": 4,
           "latency_s": 18.48e-6}],
     ),
     (
         "b60/comm/oneccl/2021.15.9/oneccl_perf.parquet", "all_gather", 115,
         {"op_name": "all_gather", "kernel_source": "oneCCL", "nccl_dtype": "half", "num_gpus": 4, "message_size": 262144,
          "latency": 0.0931202},
-        [{**COLLECTIVE, "timer": "event", "gpu": "arc-b60", "engine": "oneccl", "identity": "oneccl", "dtype": "fp16", "bytes": 524288,
+        [{**COLLECTIVE, "timer": "graph", "gpu": "arc-b60", "engine": "oneccl", "identity": "oneccl", "dtype": "fp16", "bytes": 524288,
           "num_gpus": 4, "latency_s": 93.1202e-6}],
     ),
     (

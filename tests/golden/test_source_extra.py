@@ -91,7 +91,7 @@ WORKED: list[tuple[str, str, str, int, dict[str, Any]]] = [
         "set_aside": "faster than NVLink allows (source's own check)",
     }),
     # 186, vidur_history, A100 all_gather of 1001472 bytes from each of 4 GPUs: old, but there is no newer one
-    ("vidur", COLLECTIVES, "all_gather", 36715, {**PROFILED, "bytes": 1001472, "num_gpus": 4, "latency_s": 186e-6}),
+    ("vidur", COLLECTIVES, "all_gather", 36715, {**PROFILED, "bytes": 4005888, "num_gpus": 4, "latency_s": 186e-6}),
     # 26, A100 send_recv of 7962624 bytes, a file that also stands under A800 and H100
     ("vidur", COLLECTIVES, "send_recv", 14774, {
         "num_gpus": 2, "node": "pairwise_nvlink(4-GPU PCIe node)", "set_aside": "known bad: the same file stands under A100, A800 and H100",

@@ -81,7 +81,7 @@ def test_wider_experts_never_take_less_time(gpu, protocol, problem, tile, identi
 
 @given(gpus, protocols, problems(), tiles, identities, st.floats(1.0, 2.0), st.floats(1.0, 2.0))
 def test_more_sms_and_faster_memory_are_never_slower(gpu, protocol, problem, tile, identity, sms, bandwidth):
-    gpu = replace(gpu, tdp_w=None)
+    gpu = replace(gpu, tdp_w=None, l2_bytes_per_s=None)
     better = with_overrides(gpu, {"num_sms": round(gpu.num_sms * sms), "dram_bytes_per_s": gpu.dram_bytes_per_s * bandwidth})
     launch = problem | tile | {"identity": identity}
     assert no_less(time_s(gpu, protocol, **launch), time_s(better, protocol, **launch))

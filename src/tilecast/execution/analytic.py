@@ -1,17 +1,20 @@
 """From tasks to time: placement on SMs, demand per pipeline, the bound, and the analytic time. Pure functions over arrays (L, V)."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tilecast.errors import SpecError
-from tilecast.execution.clock import sustained_fraction
+from tilecast.execution.clock import sustained_fraction, tensor_width
 from tilecast.execution.fitted import Constants, constants
 from tilecast.execution.protocol import Protocol
 from tilecast.execution.tasks import Floats, TaskSet
 from tilecast.hardware import GpuSpec
 
+NARROWEST_WIDTH = 512.0  # 16-bit FLOP per clock per SM of the narrowest tensor cores
+SHARPNESS = 30.0  # of the choice among variants: one that is 10 % slower weighs a twentieth; chosen, not fitted
 PIPELINES = ("tensor", "vector", "special", "shared", "l2", "dram")
 
 
@@ -52,9 +55,7 @@ def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants |
     boost_hz = gpu.boost_clock_hz
     slowdown = _slowdown(tasks, gpu, clocks, busiest, using)
     l2_per_s = (tasks.l2_bytes_per_clock_per_sm or using.l2_bytes_per_clock_per_sm) * boost_hz
-    reachable_hz = {
-        name: boost_hz * issue_fraction(gpu, name == "tensor", using) * slowdown for name in ("tensor", "vector")
-    }
+    reachable_hz = {name: boost_hz * issue_fraction(gpu, name == "tensor", using) * slowdown for name in ("tensor", "vector")}
     busy = {name: busiest * per_task / reachable_hz.get(name, boost_hz * slowdown) for name, per_task in clocks.items()}
     if np.any(np.asarray(tasks.l2_bytes) > 0):
         busy["l2"] = busiest * tasks.l2_bytes / l2_per_s
@@ -65,10 +66,10 @@ def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants |
     on_sm = _smooth_maximum(list(busy.values())) + (rounds * using.fill_s + using.drain_s)
     on_sm = on_sm + busiest * tasks.exposed_clocks / (boost_hz * slowdown)
     running = _smooth_maximum([on_sm, dram_s])
-    launch_s = using.launch_cycles / boost_hz + using.launch_s + (using.host_event_s if protocol.timer == "event" else 0.0)
+    launch_s = launch_seconds(gpu, using) + (using.host_event_s if protocol.timer == "event" else 0.0)
     bound_s = np.broadcast_to(_bound(tasks, gpu), shape[0])
     time_s = np.broadcast_to(np.maximum(running + (tasks.fixed_s + launch_s), bound_s[:, None]), shape)
-    analytic_s, best = _soft_minimum(time_s, using.shape_soft_minimum)
+    analytic_s, best = _soft_minimum(time_s, SHARPNESS)
 
     rows = np.arange(shape[0])
 
@@ -102,6 +103,11 @@ def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants |
     )
 
 
+def launch_seconds(gpu: GpuSpec, using: Constants) -> float:
+    """From launch to the first instruction and from the last one to completion, on the device."""
+    return using.launch_cycles / gpu.boost_clock_hz + using.launch_s
+
+
 def matrix_rate(gpu: GpuSpec, dtype: str) -> tuple[float, bool]:
     """FLOP per clock per SM of a matrix product, and whether tensor cores do it."""
     if dtype in gpu.tensor_flop_per_clock_per_sm:
@@ -113,8 +119,14 @@ def matrix_rate(gpu: GpuSpec, dtype: str) -> tuple[float, bool]:
 
 
 def issue_fraction(gpu: GpuSpec, on_tensor: bool, using: Constants) -> float:
-    """Share of a unit's peak at its clock that a well-fed main loop issues."""
-    return (using.tensor_fraction if on_tensor else using.vector_fraction) * (using.amd_fraction if gpu.vendor == "amd" else 1.0)
+    """Share of a unit's peak at its clock that a main loop issues: the wider the tensor core, the harder it is to feed."""
+    library = using.amd_fraction if gpu.vendor == "amd" else 1.0
+    if not on_tensor:
+        return using.tensor_fraction * library
+    doublings = math.log2(tensor_width(gpu) / NARROWEST_WIDTH)
+    return float(
+        using.tensor_fraction ** math.sqrt(doublings / 3.0) * library
+    )  # the constant is that of 4096 FLOP per clock, Hopper's width
 
 
 def _clocks_per_task(tasks: TaskSet, gpu: GpuSpec) -> dict[str, Floats]:

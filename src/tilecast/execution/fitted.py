@@ -34,16 +34,12 @@ class Constants:
     dram_fraction: float
     l2_bytes_per_clock_per_sm: float
     tensor_fraction: float
-    vector_fraction: float
     amd_fraction: float
     energy_j_per_flop: float
     energy_width_power: float
     vector_energy_j_per_flop: float
     burst_s: float
     rotated_copies: float
-    split_s: float
-    quantise_s: float
-    shape_soft_minimum: float
     host_event_s: float
 
 

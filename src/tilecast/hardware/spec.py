@@ -100,7 +100,7 @@ class GpuSpec:
     pcie_generation: int | None = _fact(1, 8, optional=True)  # None: not on PCIe (a chip-to-chip host link)
     pcie_lanes: int | None = _fact(1, 32, optional=True)
 
-    sources: Mapping[str, Source]
+    sources: Mapping[str, Source] = field(repr=False)
     overrides: Mapping[str, float] = field(default_factory=dict)  # what a what-if changed, as given
 
     # ---- derived -------------------------------------------------------------------------------------------------

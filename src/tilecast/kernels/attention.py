@@ -83,6 +83,7 @@ class Shape:
     qk_dim: Floats
     v_dim: Floats
     kv_width: Floats
+    new_width: Floats  # elements that a new token adds to the cache, all KV heads together
     causal: Floats  # 1 or 0
     window: Floats  # keys a query sees at most; inf: all
     q_bytes: float  # of an element of the queries
@@ -107,6 +108,7 @@ class Loop:
     num_combines: float = 1.0  # kernels that merge the parts of a split KV
     matrix_factor: Floats | float = 1.0  # matrix time over that of an ideal loop
     pads_to_powers: bool = False  # head dimensions, to powers of two instead of multiples of 16
+    widening_bytes: Floats | float = 0.0  # per cached element, where a narrow cache is first rewritten in 16 bits and read again
     is_simt: Any = False  # vector units do the matrix work
     num_helpers: Floats | float = 1.0
     mostly_reads: bool = True  # a long cache against few queries: DRAM does not turn around between reads and writes
@@ -238,9 +240,7 @@ def visited_tiles(shape: Shape, loop: Loop, pack: Floats) -> tuple[Floats, Float
 # ---- tasks -------------------------------------------------------------------------------------------------------
 
 
-def fused_tasks(
-    shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants, split: int | None = None
-) -> TaskSet:
+def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants, split: int | None = None) -> TaskSet:
     """One task per query tile, packed head and part of the keys; `split` fixes the number of parts."""
     requests = shape.requests
     pack = np.where(loop.packs, shape.num_heads / shape.num_kv_heads, 1.0)
@@ -268,20 +268,24 @@ def fused_tasks(
     softmax_clocks = special / (gpu.special_per_clock_per_sm or 16.0) + vector / gpu.vector_flop_per_clock_per_sm["fp32"]
 
     rows = requests.total(requests.q) * shape.num_heads / np.sum(tasks_unsplit, axis=-1, keepdims=True)  # of a tile, that are queries
-    edge_clocks = rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / EDGE_BYTES_PER_CLOCK
+    per_start = ceil_div(num_tasks, gpu.num_sms) / (busiest / mean_visits)  # whole tasks of the busiest SM, for what each does once
+    edge_clocks = per_start * rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / EDGE_BYTES_PER_CLOCK
 
     kv_read = np.minimum(requests.kv, shape.window + requests.q - 1)
     q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(kv_read) * shape.num_kv_heads
     queries, results = q_all * shape.qk_dim * shape.q_bytes, q_all * shape.v_dim * shape.out_bytes
     cached = kv_all * shape.kv_width * shape.kv_bytes
     total_bytes = queries + cached + results
-    dram = total_bytes if protocol.cache == "cold" else total_bytes * (1.0 - hit_fraction(CYCLIC * total_bytes, gpu))
+    touched = total_bytes + kv_all * shape.kv_width * loop.widening_bytes
+    dram = touched if protocol.cache == "cold" else touched * (1.0 - hit_fraction(CYCLIC * touched, gpu))
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
 
-    moved_bytes = np.maximum(shape.kv_bytes, 2.0) if loop.widens else shape.kv_bytes
+    moved_bytes = (np.maximum(shape.kv_bytes, 2.0) if loop.widens else shape.kv_bytes) + loop.widening_bytes
     port_share = BULK_COPY_BYTES_PER_CLOCK / np.asarray(loop.copy_bytes_per_clock)  # bytes that the port could have moved meanwhile
     is_split = np.any(parts > 1, axis=-1, keepdims=True)
-    parts_bytes = np.sum(np.where(parts > 1, tasks_unsplit * parts * np.minimum(requests.q * pack, loop.tile_q), 0.0), axis=-1, keepdims=True)
+    parts_bytes = np.sum(
+        np.where(parts > 1, tasks_unsplit * parts * np.minimum(requests.q * pack, loop.tile_q), 0.0), axis=-1, keepdims=True
+    )
     parts_bytes = parts_bytes * shape.v_dim * 8.0  # fp32, written and read again
     l2_per_s = gpu.num_sms * loop.copy_bytes_per_clock * gpu.boost_clock_hz
     helper_s, task_s = using.helper_clocks / gpu.boost_clock_hz, using.task_clocks / gpu.boost_clock_hz
@@ -301,7 +305,7 @@ def fused_tasks(
         vector_flop=vector + simt,
         special_ops=special,
         exposed_clocks=loop.exposed * softmax_clocks + edge_clocks,
-        l2_bytes=(mean_visits * loop.tile_kv * shape.kv_width * moved_bytes + loop.tile_q * shape.qk_dim * shape.q_bytes) * port_share,
+        l2_bytes=(mean_visits * loop.tile_kv * shape.kv_width * moved_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share,
         l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
         dram_bytes=dram,
         dram_fraction=using.stream_fraction if loop.mostly_reads else None,
@@ -320,7 +324,7 @@ def _padded_dim(dim: Floats, loop: Loop) -> Floats:
 def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
     """What the operator moves beside attention: new keys and values into the cache, and the queries where it rewrites them."""
     new = shape.requests.total(shape.requests.q)
-    cache_write = new * shape.num_kv_heads * shape.kv_width * (2.0 + shape.kv_bytes)
+    cache_write = new * shape.new_width * (2.0 + shape.kv_bytes)
     return np.asarray(cache_write + (new * shape.num_heads * shape.qk_dim * 4.0 if loop.copies_queries else 0.0))
 
 
@@ -405,7 +409,8 @@ def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         return Loop(
             tile_q=np.where(one_query, 64.0, by_dim(dim, (64, 128), (128, 64 if has_small_shared else 128), otherwise=64)),
             tile_kv=np.where(one_query, by_dim(dim, (64, 256), (128, 128), otherwise=64), by_dim(dim, (64, 128), otherwise=64)),
-            packs=one_query & np.isinf(shape.window), resident=np.where(one_query & has_small_shared, 1.0, 2.0), matrix_factor=legacy, num_helpers=2.0 * has_cache, mostly_reads=decode, **by_warps,
+            packs=one_query & np.isinf(shape.window), resident=np.where(one_query & has_small_shared, 1.0, 2.0),
+            most_splits=np.where(one_query, np.inf, 1.0), matrix_factor=legacy, num_helpers=2.0 * has_cache, mostly_reads=decode, **by_warps,
         )  # fmt: skip
     if identity in ("fa3", "flashinfer_fa3", "fa4"):
         return Loop(
@@ -424,12 +429,12 @@ def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
             tile_q=np.where(one_query, rows, 64.0 if style == "sync" else 128.0),
             tile_kv=by_dim(dim, (128, 128), otherwise=64) if decode or style != "sync" else np.full_like(dim, 32.0),
             packs=one_query & ~is_alone, is_simt=is_alone, matrix_factor=using.plain_loop if style == "sync" and not decode else 1.0,
-            most_splits=np.where((shape.kv_bytes < 2.0) & (style == "sync"), 1.0, np.inf), num_combines=1.0 if style == "tcgen05" else 2.0,
+            most_splits=np.where(~one_query | (is_narrow & (style == "sync")), 1.0, np.inf), num_combines=1.0 if style == "tcgen05" else 2.0,
             num_helpers=np.where(is_narrow, 2.0 if style != "wgmma" else 1.0, 2.0) if decode else (2.5 if style == "tcgen05" else 3.0) + is_narrow, resident=2 if style == "sync" else 1, copies_queries=True, mostly_reads=decode, **native,
         )  # fmt: skip
     return Loop(
         tile_q=np.where(one_query, 16.0, by_dim(dim, (128, 128), otherwise=64)), tile_kv=by_dim(dim, (256, 64), otherwise=32),
-        packs=one_query, resident=2, most_splits=8.0, pads_to_powers=True, matrix_factor=legacy * using.plain_loop,
+        packs=one_query, resident=2, most_splits=np.where(one_query, 8.0, 1.0), pads_to_powers=True, matrix_factor=legacy * using.plain_loop,
         num_helpers=has_cache + np.where(narrow, 1.0, 0.0), mostly_reads=decode, **by_warps,
     )  # fmt: skip
 
@@ -476,7 +481,9 @@ def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, q_len: Any) -> Sh
     compute = held.compute.name
     rate, _ = matrix_rate(gpu, compute)
     kv_bytes, kv_names = cache_bytes_of(kernel.kv_dtype, kernel.dtype)
-    runs_fp8 = identity == "trtllm" and mma_style(gpu) != "sync" and "fp8" in gpu.tensor_flop_per_clock_per_sm and DTYPES[compute].bits == 16
+    runs_fp8 = (
+        identity == "trtllm" and mma_style(gpu) != "sync" and "fp8" in gpu.tensor_flop_per_clock_per_sm and DTYPES[compute].bits == 16
+    )
     gain = gpu.tensor_flop_per_clock_per_sm["fp8"] / rate if runs_fp8 else 1.0
     return Shape(
         requests=requests,
@@ -485,6 +492,7 @@ def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, q_len: Any) -> Sh
         qk_dim=dim,
         v_dim=dim,
         kv_width=2.0 * dim,
+        new_width=2.0 * dim * kv_heads,
         causal=np.atleast_1d(np.asarray(kernel.causal, dtype=np.float64))[:, None],
         window=_windows(kernel.window),
         q_bytes=held.activation.bytes,

@@ -17,6 +17,7 @@ from tilecast import hardware
 from tilecast.dtypes import dtype as number_format
 from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution import Analysis, Placement, Protocol, constants
+from tilecast.execution.analytic import SHARPNESS
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
@@ -136,7 +137,7 @@ class _Collective:
         bound_s = np.maximum(demand["link"], demand["network"])
         best = np.argmin(times, axis=0)
         fastest = times[best, np.arange(len(best))]
-        sharpness = constants().shape_soft_minimum
+        sharpness = SHARPNESS
         analytic_s = fastest * np.sum((fastest / times) ** sharpness, axis=0) ** (-1.0 / sharpness)
         analytic_s = np.maximum(analytic_s, bound_s)
         return Analysis(

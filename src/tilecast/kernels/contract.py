@@ -13,7 +13,7 @@ from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.kernels.base import execution_of
 
 GPUS = ("h100-sxm", "a100-sxm-80gb", "l40s", "b200-sxm", "t4", "mi300x")
-NEVER_SIZES = ("num_kv_heads", "num_gpus", "topk", "tp", "ep", "padding", "window", "num_nodes", "gpus_per_node")
+NEVER_SIZES = ("num_kv_heads", "stride", "num_gpus", "topk", "tp", "ep", "padding", "window", "num_nodes", "gpus_per_node")
 
 
 def check_kernel(kernel: Any, example: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 from tilecast.dtypes import quantisation
 from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, TaskSet, constants
+from tilecast.execution.analytic import launch_seconds
 from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
@@ -20,6 +21,12 @@ from tilecast.kernels.base import sizes
 # Output tiles (rows, columns) that libraries ship. Tensor cores take 16 rows at the least; SIMT kernels tile for registers.
 TENSOR_TILES = ((16, 64), (16, 128), (32, 128), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
 VECTOR_TILES = ((32, 32), (32, 128), (64, 64), (128, 64), (64, 128), (128, 128))
+# Kernels that come with few tiles and never split K: a thin product leaves most of the machine idle.
+OWN_TILES = {
+    "scaled_mm": ((128, 128),),  # one tile for every shape
+    "deepgemm": ((64, 64), (64, 128), (128, 128)),
+    "cutlass": ((64, 64), (64, 128), (128, 128), (128, 256)),
+}
 K_STEP = {True: 64, False: 16}  # a main loop's step along K, on tensor cores or not
 LEAST_SPLIT_K = 256  # a split leaves at least this much of K to each part
 
@@ -50,10 +57,12 @@ class Gemm:
         output_tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
 
         split = np.ones_like(output_tiles)
+        may_split = self.identity not in OWN_TILES
         room = np.minimum(np.floor(gpu.num_sms / output_tiles), np.floor(k / LEAST_SPLIT_K))
-        split[:, 1::2] = np.maximum(1.0, room[:, 1::2]) if self.split is None else self.split
         if self.split is not None:
             split[:] = self.split
+        elif may_split:
+            split[:, 1::2] = np.maximum(1.0, room[:, 1::2])
         step = K_STEP[on_tensor]
         k_part = ceil_div(ceil_div(k, split), step) * step
 
@@ -63,7 +72,7 @@ class Gemm:
         using = constants()
         dram = from_dram({"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}, gpu, protocol.cache, using.rotated_copies)
         partial_bytes = split * batch * m * n * 8.0  # fp32 sums written and read again
-        reduction_s = using.split_s + partial_bytes / (gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz)
+        reduction_s = launch_seconds(gpu, using) + partial_bytes / (gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz)
         return TaskSet(
             matrix_dtype=held.compute.name,
             num_tasks=output_tiles * split,
@@ -85,11 +94,11 @@ class Gemm:
         traffic_bytes = size["batch"] * size["m"] * size["k"] * (2.0 + held.bytes)
         l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
         dram_s = traffic_bytes * (1.0 - hit_fraction(traffic_bytes, gpu)) / (gpu.dram_bytes_per_s * using.dram_fraction)
-        return np.asarray(using.quantise_s + np.maximum(traffic_bytes / l2_per_s, dram_s))
+        return np.asarray(launch_seconds(gpu, using) + using.fill_s + using.drain_s + np.maximum(traffic_bytes / l2_per_s, dram_s))
 
     def _tiles(self, gpu: GpuSpec, on_tensor: bool) -> tuple[tuple[int, int], ...]:
         if self.tile is None:
-            return TENSOR_TILES if on_tensor else VECTOR_TILES
+            return OWN_TILES.get(self.identity or "", TENSOR_TILES) if on_tensor else VECTOR_TILES
         rows, columns = self.tile
         if rows < 1 or columns < 1:
             raise InvalidInput(f"tile = {rows}x{columns} must be two whole numbers of at least 1")

@@ -1,6 +1,9 @@
-"""Multi-head latent attention: prefill over expanded keys and values, decode absorbed, every query head against the latent cache itself."""
+"""Multi-head latent attention: absorbed, every query head against the latent cache itself, or over keys and values expanded before.
 
-from dataclasses import dataclass
+Decode is always absorbed. Prefill is so where an engine has one kernel for both (SGLang with FlashMLA or FA3 kernels, and with Triton).
+"""
+
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +30,9 @@ from tilecast.kernels.attention import (
 )
 
 IDENTITIES = ("flashmla", "flashinfer", "trtllm", "triton")
-PREFILL_LOOPS = {"flashmla": "fa3", "flashinfer": "flashinfer_fa2", "trtllm": "trtllm", "triton": "triton"}
+ABSORBED_PREFILL = ("flashmla", "triton")
+CAST_BYTES = 11.0  # per cached fp8 element where there is no fp8 kernel: read, scaled in 32 bits, written in 16, read again
+PREFILL_LOOPS = {"flashinfer": "flashinfer_fa2", "trtllm": "trtllm"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,9 +61,11 @@ class MlaPrefill(_Mla):
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         identity = resolved(self.identity, gpu, IDENTITIES, default=newest_sglang_mla(gpu))
-        shape = _shape(self, gpu, absorbed=False, runs_fp8=False)
         using = attention_constants()
-        loop = attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False)
+        if identity in ABSORBED_PREFILL:
+            return _absorbed(self, identity, gpu, protocol, using)
+        shape = _shape(self, gpu, absorbed=False, runs_fp8=identity == "trtllm" and mma_style(gpu) == "tcgen05")
+        loop = replace(attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False), copies_queries=False)
         return fused_tasks(shape, loop, gpu, protocol, using, self.split)
 
 
@@ -70,9 +77,12 @@ class MlaDecode(_Mla):
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         identity = resolved(self.identity, gpu, IDENTITIES, default=newest_sglang_mla(gpu))
-        shape = _shape(self, gpu, absorbed=True, runs_fp8=identity == "trtllm" and mma_style(gpu) == "tcgen05")
-        using = attention_constants()
-        return fused_tasks(shape, _absorbed_loop(identity, shape, gpu, using), gpu, protocol, using, self.split)
+        return _absorbed(self, identity, gpu, protocol, attention_constants())
+
+
+def _absorbed(kernel: _Mla, identity: str, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants) -> TaskSet:
+    shape = _shape(kernel, gpu, absorbed=True, runs_fp8=identity == "trtllm" and mma_style(gpu) == "tcgen05")
+    return fused_tasks(shape, _absorbed_loop(identity, shape, gpu, using), gpu, protocol, using, kernel.split)
 
 
 def newest_sglang_mla(gpu: GpuSpec) -> str:
@@ -80,7 +90,7 @@ def newest_sglang_mla(gpu: GpuSpec) -> str:
 
 
 def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Shape:
-    q_len = 1 if absorbed and kernel.q_len is None else kernel.q_len
+    q_len = 1 if isinstance(kernel, MlaDecode) and kernel.q_len is None else kernel.q_len
     kv_len = q_len if kernel.kv_len is None else kernel.kv_len
     names = ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     requests, size = uniform(kernel.batch, q_len, kv_len, **{name: getattr(kernel, name) for name in names})
@@ -92,6 +102,7 @@ def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Sha
     fp8_rate = gpu.tensor_flop_per_clock_per_sm.get("fp8", rate) if runs_fp8 and DTYPES[compute].bits == 16 else rate
     latent = size["kv_lora_rank"] + size["qk_rope_head_dim"]
     wide, narrow = (latent, size["kv_lora_rank"]) if absorbed else (size["qk_nope_head_dim"] + size["qk_rope_head_dim"], size["v_head_dim"])
+    quantised = np.where(kv_bytes < 2.0, size["num_heads"] * (2.0 * wide + narrow), 0.0)  # expanded queries, keys and values, rewritten
     return Shape(
         requests=requests,
         num_heads=size["num_heads"],
@@ -99,11 +110,12 @@ def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Sha
         qk_dim=wide,
         v_dim=narrow,
         kv_width=latent if absorbed else wide + narrow,
+        new_width=latent + (quantised if not absorbed else 0.0),
         causal=np.ones((1, 1)),
         window=np.full((1, 1), np.inf),
         q_bytes=held.activation.bytes,
         out_bytes=max(2.0, min(4.0, held.activation.bytes)),
-        kv_bytes=kv_bytes if absorbed else np.maximum(kv_bytes, held.activation.bytes),  # expanded in the queries' width
+        kv_bytes=kv_bytes if absorbed or runs_fp8 else np.maximum(kv_bytes, held.activation.bytes),  # expanded in the queries' width
         compute=compute,
         rate_gain=np.where(kv_names[:, None] == "fp8", fp8_rate / rate, 1.0),
     )
@@ -115,14 +127,18 @@ def _absorbed_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
     if style != "sync" and identity != "triton":
         exposed = using.wgmma_exposed if style == "wgmma" else using.tcgen05_exposed
         loads = {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK}
+    is_widened = (shape.kv_bytes < 2.0) & (style == "wgmma") & (identity == "flashmla")
     rows = ceil_div(shape.num_heads * np.max(shape.requests.q, axis=-1, keepdims=True), 16) * 16
+    is_old_trtllm = identity == "trtllm" and style == "sync"  # one kernel for all head counts, which never splits the cache
+    most_rows = {"tcgen05": 128.0, "wgmma": 64.0, "sync": 16.0}[style]
     return Loop(
-        tile_q=np.minimum(rows, 16.0 if identity == "triton" else 128.0 if style == "tcgen05" else 64.0),
+        tile_q=np.full_like(rows, 64.0) if is_old_trtllm else np.minimum(rows, 16.0 if identity == "triton" else most_rows),
         tile_kv=by_dim(shape.qk_dim, (576, 32 if identity == "triton" else 64), otherwise=32),
         packs=True,
-        most_splits=8.0 if identity == "triton" else np.inf,
+        most_splits=1.0 if is_old_trtllm else 8.0 if identity == "triton" else np.inf,
         matrix_factor=using.plain_loop if identity == "triton" else 1.0,
-        num_helpers=2.0,
+        num_helpers=2.0 + 2.0 * is_widened,
+        widening_bytes=CAST_BYTES * is_widened,
         copies_queries=True,
         **loads,
     )

@@ -265,13 +265,16 @@ def rank_load(problem: Problem, tile_rows: Floats) -> Load:
         draws = loads_LDE.shape[1]
         flat = loads_LDE.reshape(len(some), -1)
         pairs[some, 0], active[some, 0] = flat.sum(axis=1) / draws, (flat > 0).sum(axis=1) / draws
-        its_rows = rows[some] if len(rows) > 1 else rows
-        wanted, column = np.unique(its_rows[0], return_inverse=True) if len(rows) == 1 else (None, None)
-        if wanted is None:
-            row_tiles[some] = np.ceil(flat / its_rows).sum(axis=1, keepdims=True) / draws
-        else:
-            row_tiles[some] = np.stack([np.ceil(flat / height).sum(axis=1) for height in wanted], axis=1)[:, column] / draws
+        row_tiles[some] = _row_tiles(flat, rows[some] if len(rows) > 1 else rows) / draws
     return Load(pairs=pairs[where], active_experts=active[where], row_tiles=row_tiles[where])
+
+
+def _row_tiles(loads_LE: Floats, rows: Floats) -> Floats:
+    """Tiles along the tokens (L, V): `rows` is one row of V candidates for all launches, or a column with each launch's own."""
+    if len(rows) > 1:
+        return np.asarray(np.ceil(loads_LE / rows).sum(axis=1, keepdims=True))
+    heights, column = np.unique(rows[0], return_inverse=True)
+    return np.stack([np.ceil(loads_LE / height).sum(axis=1) for height in heights], axis=1)[:, column]
 
 
 def _distinct(columns: list[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -288,22 +291,20 @@ def _distinct(columns: list[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[n
 def _busiest_rank(distribution: str, tokens: Floats, num_experts: int, topk: Floats, ep: int) -> Floats:
     """Tokens per expert of the busiest rank, (L, D, E): D equally likely ways the experts may lie on the ranks."""
     on_rank = num_experts // ep
+    balanced = _balanced(tokens * topk, num_experts, ep)[:, None, :]
     if distribution == "balanced":
-        return _balanced(tokens * topk, num_experts, ep)[:, None, :]
-    if re.fullmatch(r"power_law_\d+(\.\d+)?", distribution):
-        loads = power_law_loads(tokens, num_experts, topk, float(distribution.rpartition("_")[2]))
-        if ep == 1:
-            return loads[:, None, :]
-        ranks = loads[:, _orders(num_experts)].reshape(len(loads), NUM_DRAWS, ep, on_rank)
-        single = (loads[:, 0] <= 1)[:, None, None]  # so few tokens that the law no longer tells experts apart: they lie evenly
-        return np.where(single, _balanced(tokens * topk, num_experts, ep)[:, None, :], _fullest(ranks))
-    elif distribution.startswith("["):
-        ranks = _histogram(distribution, tokens, num_experts, topk).reshape(-1, 1, ep, on_rank)
-    else:
-        raise InvalidInput(
-            f"distribution = {distribution!r} must be 'balanced', 'power_law_A' with a number A, or a JSON list of tokens per expert"
-        )
-    return _fullest(ranks)
+        return balanced
+    if distribution.startswith("["):
+        return _fullest(_histogram(distribution, tokens, num_experts, topk).reshape(-1, 1, ep, on_rank))
+    if not re.fullmatch(r"power_law_\d+(\.\d+)?", distribution):
+        allowed = "'balanced', 'power_law_A' with a number A, or a JSON list of tokens per expert"
+        raise InvalidInput(f"distribution = {distribution!r} must be {allowed}")
+    loads = power_law_loads(tokens, num_experts, topk, float(distribution.rpartition("_")[2]))
+    if ep == 1:
+        return loads[:, None, :]
+    ranks = loads[:, _orders(num_experts)].reshape(len(loads), NUM_DRAWS, ep, on_rank)
+    # So few tokens that the law tells no expert from another lie evenly, as AIConfigurator's draw puts them.
+    return np.where((loads[:, 0] <= 1)[:, None, None], balanced, _fullest(ranks))
 
 
 def _fullest(ranks_LDRE: Floats) -> Floats:

@@ -8,7 +8,7 @@ import numpy as np
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import sizes
-from tilecast.kernels.streaming import VECTOR_BYTES, Stream, element_bytes, streaming_tasks
+from tilecast.kernels.streaming import VECTOR_BYTES, Stream, access_bytes, element_bytes, streaming_tasks
 
 THREADS = 1024  # at most; one for every vector of eight elements
 
@@ -36,7 +36,7 @@ class RmsNorm:
             flop=(3.0 + tensors) * size["cols"],
             special_ops=1.0,
             threads=np.clip(size["cols"] / 8, gpu.warp_size, THREADS),
-            access_bytes=np.where(tensors > 1, VECTOR_BYTES, element_bytes(self.dtype)),  # engines vectorise the fused kernel only
+            access_bytes=np.where(tensors > 1, VECTOR_BYTES, access_bytes(self.identity, self.dtype)),  # the fused one was always wide
             shared_bytes=row_bytes,
             rereads=1.0 / tensors,  # only the sum, not both inputs
             reduces=True,

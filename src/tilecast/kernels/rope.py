@@ -8,7 +8,7 @@ import numpy as np
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import sizes
-from tilecast.kernels.streaming import Stream, element_bytes, streaming_tasks
+from tilecast.kernels.streaming import Stream, access_bytes, element_bytes, streaming_tasks
 
 THREADS = 512  # at most; one for every pair of elements
 
@@ -37,7 +37,7 @@ class Rope:
             written_bytes=row_bytes,
             flop=3.0 * elements,
             threads=np.clip(elements / 2, gpu.warp_size, THREADS),
-            access_bytes=element_bytes(self.dtype),
+            access_bytes=access_bytes(self.identity, self.dtype),
         )
         return streaming_tasks(stream, gpu, protocol)
 

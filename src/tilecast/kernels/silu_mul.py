@@ -8,7 +8,7 @@ import numpy as np
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import sizes
-from tilecast.kernels.streaming import Stream, element_bytes, streaming_tasks
+from tilecast.kernels.streaming import Stream, access_bytes, element_bytes, streaming_tasks
 
 THREADS = 1024  # at most; one for every vector of eight elements
 
@@ -34,7 +34,7 @@ class SiluMul:
             flop=6.0 * size["cols"],
             special_ops=2.0 * size["cols"],  # exp and reciprocal
             threads=np.clip(size["cols"] / 8, gpu.warp_size, THREADS),
-            access_bytes=element_bytes(self.dtype),
+            access_bytes=access_bytes(self.identity, self.dtype),
         )
         return streaming_tasks(stream, gpu, protocol)
 

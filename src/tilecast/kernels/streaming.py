@@ -20,6 +20,7 @@ from tilecast.hardware import GpuSpec
 
 SLICE = 1024  # elements of a flat tensor that one block takes
 BLOCK_THREADS = 256  # of a flat tensor's block
+IDENTITIES = (None, "vector", "scalar")
 VECTOR_BYTES = 16.0  # the widest load or store of a thread
 
 
@@ -59,6 +60,13 @@ class Stream:
 
 def element_bytes(name: str) -> float:
     return number_format(name).bytes
+
+
+def access_bytes(identity: str | None, dtype: str) -> float:
+    """Of one load or store: 16 bytes in today's kernels, one element in the `scalar` ones of engines before 2025."""
+    if identity not in IDENTITIES:
+        raise InvalidInput(f"identity = {identity!r} must be one of {', '.join(str(name) for name in IDENTITIES if name)}, or left out")
+    return element_bytes(dtype) if identity == "scalar" else VECTOR_BYTES
 
 
 def operation(name: str, allowed: dict[str, Any], parameter: str = "op") -> Any:

@@ -153,6 +153,7 @@ LAYER_OPS = {
 QKV_WITH_NORM = (SOURCE == "frontier") & (OP == "gemm_qkv") & MODEL.str.to_lowercase().str.starts_with("qwen3")
 MASKED_EMBEDDING = SOURCE.is_in(["vidur", "vidur_history", "frontier"]) & (OP == "embedding") & (TP > 1)
 PHI_2 = MODEL == "microsoft/phi-2"
+IS_SCALAR = OP.is_in(["rms_norm", "silu_mul", "rope"]) & SOURCE.is_in(["vidur", "vidur_history", "frontier"])
 IS_GEMM = OP.is_in([op for op, family in LAYER_OPS.items() if family == "gemm"])
 READS_WEIGHTS = OP.str.starts_with("gemm_") | OP.is_in(["attn_hf", "fused_qkv_norm_wq", "gdn_layer"])
 TOKENS = pl.col("num_tokens")
@@ -171,7 +172,8 @@ LAYER_TABLE = RawTable(
         "engine": first_of((IN_VLLM, "vllm"), (SOURCE == "llmservingsim_v0", "pytorch")),
         "engine_version": first_of((IN_VLLM, "0.19")),
         # All of them call PyTorch's linear, which is cuBLAS in 16 bits; what ran the fp8 products is not told.
-        "identity": first_of((IS_GEMM & ~QKV_WITH_NORM & (pl.col("dtype") != "fp8"), "cublas")),
+        # The norms, activations and rope that Vidur and Frontier ran are vLLM's of 2024, which took one element at a time.
+        "identity": first_of((IS_GEMM & ~QKV_WITH_NORM & (pl.col("dtype") != "fp8"), "cublas"), (IS_SCALAR, "scalar")),
         # One layer runs over and over: its weights take turns in L2 and stay there as far as they fit; the activations were just written.
         "cache": pl.when(READS_WEIGHTS).then(pl.lit("rotated")).otherwise(pl.lit("warm")),
         "num_repeats": pl.col("n_rep"),
@@ -342,7 +344,8 @@ ATTENTION_TABLE = RawTable(
 
 COLLECTIVES = ("all_reduce", "all_gather", "send_recv")
 COLLECTIVE: Columns = {
-    "bytes": pl.col("bytes"),
+    # A rank's whole buffer: an all-gather's raw size is the part each rank brings.
+    "bytes": pl.col("bytes") * pl.when(OP == "all_gather").then(pl.col("num_gpus")).otherwise(1),
     "num_gpus": pl.col("num_gpus"),
     "gpus_per_node": pl.col("gpus_per_node"),
     "node": pl.col("topology"),

@@ -1,0 +1,175 @@
+import numpy as np
+import pytest
+
+from tilecast import hardware
+from tilecast.errors import InvalidInput, SpecError, UnknownName
+from tilecast.execution import Protocol, analyse
+from tilecast.execution.schedule import busiest_of_equal, chunk_that_fits, floor_sum, least_makespan, longest_first, round_robin
+from tilecast.kernels.attention import AttentionDecode, AttentionPrefill
+from tilecast.kernels.mla import MlaDecode, MlaPrefill
+
+COLD = Protocol()
+H100, L40S, B200 = (hardware.gpu(name) for name in ("h100-sxm", "l40s", "b200-sxm"))
+
+
+def seconds(kernel, gpu=H100, protocol=COLD):
+    return analyse(kernel.tasks(gpu, protocol), gpu, protocol).analytic_s
+
+
+def test_gqa_decode_reads_the_cache_once_and_splits_it_to_fill_the_machine():
+    # 4 requests x 8 KV heads, 8 query heads packed per KV head: 32 tasks without a split on 132 SMs.
+    # FA3 walks 8192 keys in 64 tiles of 128. The smallest chunk with 32 x ceil(64 / chunk) <= 132 is 16 tiles: 4 parts, 128 tasks.
+    tasks = AttentionDecode(batch=4, kv_len=8192, num_heads=64, num_kv_heads=8, head_dim=128, identity="fa3").tasks(H100, COLD)
+    assert tasks.num_tasks.item() == 128
+    assert tasks.busiest_tasks.item() == pytest.approx(1.0)
+    # Cache: 4 x 8192 tokens x 8 heads x 2 x 128 elements x 2 bytes = 134,217,728; queries and results: 2 x 4 x 64 x 128 x 2 = 131,072.
+    assert np.asarray(tasks.dram_bytes).item() == 134_217_728 + 131_072
+    assert np.asarray(tasks.least_flop).item() == 4 * 4 * 8192 * 64 * 128
+
+
+def test_fp8_cache_halves_the_bytes_of_the_cache_alone():
+    tasks = AttentionDecode(batch=4, kv_len=8192, num_heads=64, num_kv_heads=8, kv_dtype="fp8", identity="fa3").tasks(H100, COLD)
+    assert np.asarray(tasks.dram_bytes).item() == 67_108_864 + 131_072
+
+
+def test_causal_prefill_visits_half_the_tiles_and_the_diagonal():
+    # Two requests of 512 tokens, 16 heads, no GQA, FA3 tiles 128 x 128: 4 query tiles each, which visit 1 + 2 + 3 + 4 = 10 key tiles.
+    # 2 x 16 x 4 = 128 tasks on 132 SMs: the busiest has the one with 4 visits, the mean task has 2.5.
+    tasks = AttentionPrefill(batch=2, q_len=512, num_heads=16, head_dim=128, identity="fa3").tasks(H100, COLD)
+    assert tasks.num_tasks.item() == 128
+    assert tasks.busiest_tasks.item() == pytest.approx(4 / 2.5)
+    assert np.asarray(tasks.special_ops).item() == pytest.approx(2.5 * 128 * 128)
+    assert np.asarray(tasks.matrix_flop).item() == pytest.approx(2.5 * 4 * 128 * 128 * 128)
+    # Pairs of a request: 512 x 513 / 2 = 131,328.
+    assert np.asarray(tasks.least_flop).item() == 4 * 2 * 16 * 131_328 * 128
+
+
+def test_sliding_window_skips_the_tiles_before_it():
+    # One head, 1024 tokens, window 128, tiles 128 x 128: tile 0 sees one key tile; every other one two, for a window ends inside a tile.
+    tasks = AttentionPrefill(q_len=1024, num_heads=1, window=128, identity="trtllm").tasks(H100, COLD)
+    assert tasks.num_tasks.item() == 8
+    assert np.asarray(tasks.special_ops).item() == pytest.approx((1 + 7 * 2) / 8 * 128 * 128)
+    # Pairs: 1 + 2 + ... + 128 = 8256, then 896 queries x 128 keys.
+    assert np.asarray(tasks.least_flop).item() == 4 * (8256 + 896 * 128) * 128
+
+
+def test_flashinfer_packs_query_heads_into_tiles_of_16_64_or_128_rows():
+    # 8 query heads per KV head: one token packs to 8 rows (tile 16), eight to 64 (tile 64), sixteen to 128 (tile 128).
+    for q_len, tile in ((1, 16), (8, 64), (16, 128)):
+        kernel = AttentionPrefill(q_len=q_len, kv_len=1024, num_heads=8, num_kv_heads=1, identity="flashinfer_fa2", split=1)
+        tasks = kernel.tasks(L40S, COLD)
+        assert tasks.num_tasks.item() == 1
+        assert np.asarray(tasks.special_ops).item() == pytest.approx(tile * 1024, rel=0.07)
+
+
+def test_absorbed_mla_reads_576_elements_per_token_for_all_heads():
+    # 8 requests x 4096 tokens x 576 x 2 bytes; queries 8 x 128 x 576 x 2 and results 8 x 128 x 512 x 2.
+    tasks = MlaDecode(batch=8, kv_len=4096, num_heads=128).tasks(B200, COLD)
+    assert np.asarray(tasks.dram_bytes).item() == 8 * 4096 * 1152 + 8 * 128 * 1152 + 8 * 128 * 1024
+
+
+def test_expanded_mla_prefill_is_an_attention_with_wide_keys():
+    tasks = MlaPrefill(q_len=256, num_heads=16, identity="trtllm").tasks(B200, COLD)
+    assert np.asarray(tasks.least_flop).item() == 2 * 16 * (256 * 257 / 2) * (192 + 128)
+
+
+def test_graph_timer_includes_the_operators_small_kernels():
+    kernel = AttentionDecode(batch=1, kv_len=128, num_heads=32, num_kv_heads=8)
+    assert seconds(kernel, protocol=Protocol(timer="graph")) > seconds(kernel)
+
+
+def test_unfused_moves_the_score_matrix():
+    fused = AttentionPrefill(q_len=4096, num_heads=32, causal=False)
+    unfused = AttentionPrefill(q_len=4096, num_heads=32, causal=False, identity="unfused")
+    assert seconds(unfused) > 2 * seconds(fused)
+
+
+def test_default_identity_is_what_sglang_runs():
+    for gpu, identity in ((H100, "fa3"), (B200, "trtllm"), (L40S, "flashinfer_fa2")):
+        shape = {"q_len": 512, "num_heads": 32, "num_kv_heads": 8}
+        assert seconds(AttentionPrefill(**shape), gpu) == seconds(AttentionPrefill(**shape, identity=identity), gpu)
+
+
+def test_json_lists_and_lists_of_lists_are_ragged_batches():
+    sizes = {"num_heads": 32, "num_kv_heads": 8}
+    one = seconds(AttentionDecode(q_lens="[1, 1]", kv_lens="[100, 5000]", **sizes))
+    many = seconds(AttentionDecode(q_lens=[[1, 1], [1]], kv_lens=[[100, 5000], [77]], **sizes))
+    assert many[0] == pytest.approx(one[0])
+    assert many[1] == pytest.approx(seconds(AttentionDecode(batch=1, kv_len=77, **sizes))[0])
+
+
+def test_a_million_tokens_cost_no_more_memory_than_ten():
+    kernel = AttentionPrefill(q_lens=[[1_000_000] * 8], kv_lens=[[1_000_000] * 8], num_heads=64, num_kv_heads=8)
+    assert 60 < seconds(kernel).item() < 2000
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_heads": 30}, "num_heads = 30 must be a multiple of num_kv_heads = 8"),
+        ({"q_len": -4}, "q_len = -4 must be a whole number of at least 1"),
+        ({"batch": 0}, "batch = 0 must be a whole number of at least 1"),
+        ({"window": 0}, "window = 0.0 must be a whole number of at least 1"),
+        ({"window": -8}, "window = -8.0 must be a whole number of at least 1"),
+        ({"q_len": 600, "kv_len": 512}, "q_len = 600 is longer than kv_len = 512"),
+        ({"q_lens": "[1, 2", "kv_lens": "[3, 4]"}, "must be a JSON list of lengths"),
+        ({"q_lens": [1, 2], "kv_lens": [3]}, "their lengths differ"),
+        ({"q_lens": [], "kv_lens": []}, "must be a list of lengths"),
+        ({"kv_dtype": "fp9"}, "unknown"),
+    ],
+)
+def test_wrong_input_is_one_sentence(changed, said):
+    kernel = AttentionPrefill(**({"q_len": 512, "num_heads": 32, "num_kv_heads": 8} | changed))
+    with pytest.raises(InvalidInput, match="^[^\n]*$") as raised:
+        kernel.tasks(H100, COLD)
+    assert said in str(raised.value)
+
+
+def test_unknown_identity_names_the_nearest():
+    with pytest.raises(UnknownName, match="fa3"):
+        AttentionPrefill(q_len=8, num_heads=8, identity="fa33").tasks(H100, COLD)
+
+
+def test_dtype_the_gpu_lacks_is_an_error():
+    with pytest.raises(SpecError, match="fp8"):
+        AttentionPrefill(q_len=8, num_heads=8, dtype="fp8").tasks(hardware.gpu("a100-sxm-80gb"), COLD)
+
+
+# ---- schedulers --------------------------------------------------------------------------------------------------
+
+
+def test_floor_sum_counts_as_a_loop_does():
+    draw = np.random.default_rng(0).integers
+    count, step, start, divisor = draw(0, 60, 500), draw(0, 300, 500), draw(0, 2000, 500), draw(1, 300, 500)
+    looped = [sum((b + i * a) // m for i in range(n)) for n, a, b, m in zip(count, step, start, divisor, strict=True)]
+    assert np.array_equal(floor_sum(count, step, start, divisor), looped)
+
+
+@pytest.mark.parametrize("num_tasks", [1, 7, 8, 9, 63, 64])
+def test_equal_tasks_end_in_whole_rounds_under_any_scheduler(num_tasks):
+    rounds = busiest_of_equal(np.array(num_tasks), 8).item()
+    assert longest_first([3.0] * num_tasks, 8) == 3.0 * rounds
+    assert round_robin([3.0] * num_tasks, 8) == pytest.approx(3.0 * rounds)
+    assert least_makespan(np.array([[num_tasks]]), 3.0, 3.0 * num_tasks, np.array([[3.0]]), 8).item() == 3.0 * rounds
+
+
+def test_two_resident_tasks_share_an_sm():
+    assert round_robin([2.0, 2.0], 1, resident=2) == pytest.approx(4.0)
+    assert round_robin([1.0, 3.0], 1, resident=2) == pytest.approx(4.0)  # 2 until the short one ends, then 2 alone
+
+
+def test_longest_first_stays_within_a_third_of_the_closed_form():
+    generator = np.random.default_rng(1)
+    for _ in range(50):
+        lengths, counts = generator.integers(1, 50, 6).astype(float), generator.integers(1, 40, 6)
+        bound = least_makespan(counts[None], lengths[None], (lengths * counts)[None], lengths[None], 16).item()
+        simulated = longest_first(np.repeat(lengths, counts).tolist(), 16)
+        assert bound <= simulated * (1 + 1e-12) <= 4 / 3 * bound + 1e-9
+
+
+def test_the_chunk_is_the_smallest_that_fits():
+    tiles, lengths = np.array([[8.0, 8.0, 8.0]]), np.array([[64.0, 10.0, 33.0]])
+    chunk = chunk_that_fits(tiles, lengths, 132, 1).item()
+    tasks = lambda size: (tiles * np.ceil(lengths / size)).sum()  # noqa: E731
+    assert tasks(chunk) <= 132 < tasks(chunk - 1)
+    assert chunk_that_fits(tiles, lengths, 5, 1).item() == 64  # nothing fits: the longest request stays whole
