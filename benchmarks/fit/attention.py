@@ -8,6 +8,7 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -33,7 +34,7 @@ class Launches:
     """Rows that one kernel record can hold."""
 
     slice: tuple[str, str]
-    kernel: AttentionPrefill | AttentionDecode
+    kernel: Any
     gpu: hardware.GpuSpec
     protocol: Protocol
     measured_s: np.ndarray
@@ -44,7 +45,9 @@ def launches(family: str, rows_per_slice: int) -> Iterator[Launches]:
     train = train.with_columns(pl.col(pl.Categorical).cast(pl.String)).filter(~pl.col("gpu").is_in(LEFT_OUT) & pl.col("q_lens").is_null())
     train = train.filter(pl.int_range(pl.len()).shuffle(seed=SEED).over(SLICE) < rows_per_slice)
     for (gpu, engine, identity, dtype, cache, timer), rows in train.group_by(LAUNCH, maintain_order=True):
-        shape = {name: rows[name].to_numpy() for name in SHAPE} | {name: rows[name].to_list() for name in ("window", "kv_dtype")}
+        shape: dict[str, Any] = {name: rows[name].to_numpy() for name in SHAPE} | {
+            name: rows[name].to_list() for name in ("window", "kv_dtype")
+        }
         kernel = FAMILIES[family](**shape, dtype=str(dtype), identity=None if identity is None else str(identity))
         protocol = Protocol(timer=str(timer), cache=str(cache))
         yield Launches((str(gpu), str(engine)), kernel, hardware.gpu(str(gpu)), protocol, rows["latency_s"].to_numpy())
@@ -62,7 +65,7 @@ def score(all_launches: list[Launches]) -> float:
 def use(constants: AttentionConstants) -> None:
     """Make the kernels read `constants` in this process."""
     attention.attention_constants.cache_clear()
-    attention.load = lambda record, name: constants  # type: ignore[assignment, attr-defined]
+    setattr(attention, "load", lambda *_: constants)  # noqa: B010
 
 
 def descend(families: Mapping[str, list[Launches]], start: AttentionConstants, rounds: int) -> AttentionConstants:

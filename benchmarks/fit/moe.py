@@ -28,22 +28,6 @@ def measured() -> pl.DataFrame:
     return frame.filter(pl.col("dtype").cast(pl.String).is_in(DTYPES) & ~pl.col("gpu").cast(pl.String).is_in(OTHER_VENDORS))
 
 
-def as_run(frame: pl.DataFrame) -> pl.DataFrame:
-    """What the source's labels leave out, where the times themselves tell.
-
-    TensorRT-LLM runs CUTLASS without a gate and before Blackwell. Nemotron's experts have no gate in any engine: with one, hundreds of rows
-    of SGLang and vLLM would beat the DRAM bound by a quarter to a third.
-    """
-    fused = [gpu.id for gpu in hardware.gpus() if gpu.target in moe.FUSED_TARGETS]
-    nemotron = (pl.col("topk") == 22) | ((pl.col("hidden_size") == 2688) & (pl.col("inter_size") == 1856))
-    is_cutlass = (pl.col("engine").cast(pl.String) == "trtllm") & (~pl.col("gated") | ~pl.col("gpu").cast(pl.String).is_in(fused))
-    identity = pl.col("identity").cast(pl.String)
-    return frame.with_columns(
-        pl.when(identity.is_null() & is_cutlass).then(pl.lit("cutlass")).otherwise(identity).alias("identity"),
-        pl.col("gated").fill_null(True) & ~nemotron,
-    )
-
-
 def predicted(frame: pl.DataFrame) -> pl.DataFrame:
     """The rows with their analytic time, `analytic_s`."""
     parts = []
@@ -90,7 +74,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=80, help="evaluations of the objective")
     asked = parser.parse_args()
     train, _, split = splits.by_shape(measured(), "moe")
-    slices = as_run(train).group_by("gpu", "engine", "dtype", maintain_order=True)
+    slices = train.group_by("gpu", "engine", "dtype", maintain_order=True)
     sample = pl.concat([rows.sample(min(rows.height, asked.rows), seed=0) for _, rows in slices])
     print(split, f"fitting on {sample.height} rows; before: relative {error(predicted(sample))[0]:.4f}")
     for name, value in asdict(fit(sample, asked.steps)).items():

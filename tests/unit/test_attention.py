@@ -120,7 +120,7 @@ def test_a_million_tokens_cost_no_more_memory_than_ten():
 )
 def test_wrong_input_is_one_sentence(changed, said):
     kernel = AttentionPrefill(**({"q_len": 512, "num_heads": 32, "num_kv_heads": 8} | changed))
-    with pytest.raises(InvalidInput, match="^[^\n]*$") as raised:
+    with pytest.raises(InvalidInput, match=r"^[^\n]*$") as raised:
         kernel.tasks(H100, COLD)
     assert said in str(raised.value)
 

@@ -34,7 +34,7 @@ LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor pe
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs at most so many query heads; beyond, each one walks the cache by itself, on vector units
 SIMT_FLOP = 10.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
-EDGE_BYTES_PER_CLOCK = 32.0  # queries into and results out of an SM: half its port, for one of them at a time
+EDGE_BYTES_PER_CLOCK = 16.0  # queries into and results out of an SM at the edges of a task, when nothing else keeps its port busy
 CYCLIC = 1.25  # a cache read over and over from its start behaves like an L2 smaller by this factor: lines leave before they return
 
 
@@ -137,7 +137,8 @@ def _padded(name: str, given: Any) -> tuple[Floats, np.ndarray]:
     num = np.array([len(entry) for entry in lists], dtype=np.int64)
     if not len(num) or num.min() < 1:
         raise InvalidInput(f"{name} must hold at least one request")
-    flat = sizes(**{name: np.asarray(list(chain.from_iterable(lists)))})[name][:, 0]
+    given_sizes: dict[str, Any] = {name: np.asarray(list(chain.from_iterable(lists)))}
+    flat = sizes(**given_sizes)[name][:, 0]
     padded = np.ones((len(num), int(num.max())))
     padded[np.arange(padded.shape[1]) < num[:, None]] = flat
     return padded, num
@@ -249,7 +250,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     tasks_unsplit = requests.count * num_tiles * num_units
 
     if split is None:
-        chunk = chunk_that_fits(tasks_unsplit, longest, gpu.num_sms * loop.resident, ceil_div(LEAST_CHUNK, loop.tile_kv))
+        chunk = chunk_that_fits(tasks_unsplit, longest, np.asarray(gpu.num_sms * loop.resident), ceil_div(LEAST_CHUNK, loop.tile_kv))
         parts = np.minimum(ceil_div(longest, chunk), loop.most_splits)
     else:
         parts = np.minimum(longest, float(split))
@@ -295,7 +296,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         moved = _helper_bytes(shape, loop)
         missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(CYCLIC * (total_bytes + moved), gpu))
         fixed = fixed + helper_s * loop.num_helpers + missed / (gpu.dram_bytes_per_s * constants().dram_fraction)
-        fixed = fixed + moved / (gpu.num_sms * using.thread_copy_bytes_per_clock * gpu.boost_clock_hz)
+        fixed = fixed + (moved - missed) / (gpu.num_sms * using.thread_copy_bytes_per_clock * gpu.boost_clock_hz)
     return TaskSet(
         matrix_dtype=shape.compute,
         num_tasks=num_tasks,
@@ -383,60 +384,171 @@ def by_dim(head_dim: Floats, *bounds: tuple[float, float], otherwise: float) -> 
     return np.select(conditions, values, otherwise)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a library looks at when it picks its kernel. Arrays (L, 1)."""
+
+    gpu: GpuSpec
+    using: AttentionConstants
+    decode: bool
+    style: str
+    dim: Floats
+    group: Floats  # query heads of a KV head
+    mean_packed: Floats  # rows of a request when its group is packed, on average
+    one_query: Any  # per request: libraries send such a prefill to their decode kernel
+    has_cache: Floats  # 0 for encoders, which attend without one
+    is_narrow: Any  # a cache of less than 16 bits
+    is_quantised: Any  # ... and 16-bit queries: a kernel of its own narrows what is new
+    has_window: Any
+
+    @property
+    def legacy(self) -> float:
+        """Matrix time of mma.sync over that of the GPU's own instructions."""
+        return 1.0 / LEGACY_MMA.get(self.gpu.target, 1.0)
+
+    @property
+    def by_warps(self) -> dict[str, Any]:
+        """Threads copy keys and issue their own matrix instructions."""
+        return {
+            "exposed": self.using.sync_exposed,
+            "copy_bytes_per_clock": self.using.thread_copy_bytes_per_clock,
+            "widens": True,
+            "mostly_reads": self.decode,
+        }
+
+    @property
+    def native(self) -> dict[str, Any]:
+        """As the GPU's own instructions let a kernel do it."""
+        if self.style == "sync":
+            return self.by_warps
+        exposed = self.using.wgmma_exposed if self.style == "wgmma" else self.using.tcgen05_exposed
+        return {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK, "mostly_reads": self.decode}
+
+
 def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants, *, decode: bool) -> Loop:
     """Tiles and schedule of one library on one GPU, as its source picks them."""
-    dim, group = shape.qk_dim, shape.num_heads / shape.num_kv_heads
-    style = mma_style(gpu)
-    legacy = 1.0 / LEGACY_MMA.get(gpu.target, 1.0)
-    one_query = decode | (np.max(shape.requests.q, axis=-1, keepdims=True) == 1)  # libraries send such a prefill to their decode kernel
-    has_cache = np.where(shape.causal > 0, 1.0, 0.0)  # encoders attend without one
-    narrow = (shape.kv_bytes < 2.0) & (shape.q_bytes >= 2.0)  # queries, keys and values are quantised by kernels of their own
-    by_warps: dict[str, Any] = {"exposed": using.sync_exposed, "copy_bytes_per_clock": using.thread_copy_bytes_per_clock, "widens": True}
-    by_engines: dict[str, Any] = {
-        "exposed": using.wgmma_exposed if style == "wgmma" else using.tcgen05_exposed,
-        "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK,
-    }
-    native = by_warps if style == "sync" else by_engines
-    if identity == "flashinfer_fa2":
-        mean_packed = np.floor(shape.requests.total(shape.requests.q * group) / shape.requests.total(np.ones(1)))
-        return Loop(
-            tile_q=np.where(mean_packed > 64, np.where(dim < 256, 128.0, 64.0), np.where(mean_packed > 16, 64.0, 16.0)),
-            tile_kv=by_dim(dim, (128, 64), otherwise=32) * np.where(narrow, 2.0, 1.0), packs=True, resident=2, matrix_factor=legacy,
-            num_helpers=has_cache + np.where(narrow, 1.0, 0.0), mostly_reads=decode, **by_warps,
-        )  # fmt: skip
-    if identity == "fa2":
-        has_small_shared = (gpu.shared_bytes_per_sm or 0) < 150_000
-        return Loop(
-            tile_q=np.where(one_query, 64.0, by_dim(dim, (64, 128), (128, 64 if has_small_shared else 128), otherwise=64)),
-            tile_kv=np.where(one_query, by_dim(dim, (64, 256), (128, 128), otherwise=64), by_dim(dim, (64, 128), otherwise=64)),
-            packs=one_query & np.isinf(shape.window), resident=np.where(one_query & has_small_shared, 1.0, 2.0),
-            most_splits=np.where(one_query, np.inf, 1.0), matrix_factor=legacy, num_helpers=2.0 * has_cache, mostly_reads=decode, **by_warps,
-        )  # fmt: skip
-    if identity in ("fa3", "flashinfer_fa3", "fa4"):
-        return Loop(
-            tile_q=by_dim(dim, (64, 192), otherwise=128), tile_kv=by_dim(dim, (128, 128), (192, 112), (256, 80), otherwise=64),
-            packs=True, num_helpers=(2.0 + np.where(narrow, 1.0, 0.0)) * has_cache, mostly_reads=decode, **native,
-        )  # fmt: skip
-    if identity == "trtllm":
-        one_query = one_query if style == "tcgen05" else np.full_like(group, decode, dtype=bool)
-        is_alone = one_query & (group > (np.inf if style == "tcgen05" else WIDEST_XQA_GROUP))
-        is_narrow = shape.kv_bytes < 2.0
-        if decode and style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
-            native = native | {"copy_bytes_per_clock": np.where(is_narrow, BULK_COPY_BYTES_PER_CLOCK, using.thread_copy_bytes_per_clock)}
-        step = 8.0 if style == "tcgen05" else 16.0
-        rows = np.where(is_alone, 1.0, ceil_div(group, step) * step)
-        return Loop(
-            tile_q=np.where(one_query, rows, 64.0 if style == "sync" else 128.0),
-            tile_kv=by_dim(dim, (128, 128), otherwise=64) if decode or style != "sync" else np.full_like(dim, 32.0),
-            packs=one_query & ~is_alone, is_simt=is_alone, matrix_factor=using.plain_loop if style == "sync" and not decode else 1.0,
-            most_splits=np.where(~one_query | (is_narrow & (style == "sync")), 1.0, np.inf), num_combines=1.0 if style == "tcgen05" else 2.0,
-            num_helpers=np.where(is_narrow, 2.0 if style != "wgmma" else 1.0, 2.0) if decode else (2.5 if style == "tcgen05" else 3.0) + is_narrow, resident=2 if style == "sync" else 1, copies_queries=True, mostly_reads=decode, **native,
-        )  # fmt: skip
+    requests, group = shape.requests, shape.num_heads / shape.num_kv_heads
+    is_narrow = shape.kv_bytes < 2.0
+    setting = Setting(
+        gpu=gpu,
+        using=using,
+        decode=decode,
+        style=mma_style(gpu),
+        dim=shape.qk_dim,
+        group=group,
+        mean_packed=np.floor(requests.total(requests.q * group) / requests.total(np.ones(1))),
+        one_query=decode | (np.max(requests.q, axis=-1, keepdims=True) == 1),
+        has_cache=np.where(shape.causal > 0, 1.0, 0.0),
+        is_narrow=is_narrow,
+        is_quantised=is_narrow & (shape.q_bytes >= 2.0),
+        has_window=np.isfinite(shape.window),
+    )
+    return LOOPS[identity](setting)
+
+
+def _flashinfer_fa2(of: Setting) -> Loop:
+    large = np.where(of.dim < 256, 128.0, 64.0)
     return Loop(
-        tile_q=np.where(one_query, 16.0, by_dim(dim, (128, 128), otherwise=64)), tile_kv=by_dim(dim, (256, 64), otherwise=32),
-        packs=one_query, resident=2, most_splits=np.where(one_query, 8.0, 1.0), pads_to_powers=True, matrix_factor=legacy * using.plain_loop,
-        num_helpers=has_cache + np.where(narrow, 1.0, 0.0), mostly_reads=decode, **by_warps,
-    )  # fmt: skip
+        tile_q=np.where(of.mean_packed > 64, large, np.where(of.mean_packed > 16, 64.0, 16.0)),
+        tile_kv=by_dim(of.dim, (128, 64), otherwise=32) * np.where(of.is_quantised, 2.0, 1.0),
+        packs=True,
+        resident=2,
+        matrix_factor=of.legacy,
+        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0),
+        **of.by_warps,
+    )
+
+
+def _fa2(of: Setting) -> Loop:
+    has_small_shared = (of.gpu.shared_bytes_per_sm or 0) < 150_000
+    prefill_q = by_dim(of.dim, (64, 128), (128, 64 if has_small_shared else 128), otherwise=64)
+    return Loop(
+        tile_q=np.where(of.one_query, 64.0, prefill_q),
+        tile_kv=np.where(of.one_query, by_dim(of.dim, (64, 256), (128, 128), otherwise=64), by_dim(of.dim, (64, 128), otherwise=64)),
+        packs=of.one_query & ~of.has_window,
+        resident=np.where(of.one_query & has_small_shared, 1.0, 2.0),
+        most_splits=np.where(of.one_query, np.inf, 1.0),
+        matrix_factor=of.legacy,
+        num_helpers=2.0 * of.has_cache,
+        **of.by_warps,
+    )
+
+
+def _fa3(of: Setting) -> Loop:
+    return Loop(
+        tile_q=by_dim(of.dim, (64, 192), otherwise=128),
+        tile_kv=by_dim(of.dim, (128, 128), (192, 112), (256, 80), otherwise=64),
+        packs=True,
+        num_helpers=(2.0 + np.where(of.is_quantised, 1.0, 0.0)) * of.has_cache,
+        **of.native,
+    )
+
+
+def _trtllm(of: Setting) -> Loop:
+    """Its generated kernels on data-centre Blackwell; elsewhere FMHA for prefill and XQA for decode."""
+    return _trtllm_prefill(of) if not of.decode and of.style != "tcgen05" else _trtllm_decode_or_blackwell(of)
+
+
+def _trtllm_prefill(of: Setting) -> Loop:
+    is_old = of.style == "sync"
+    return Loop(
+        tile_q=np.full_like(of.dim, 64.0 if is_old else 128.0),
+        tile_kv=np.full_like(of.dim, 32.0) if is_old else by_dim(of.dim, (128, 128), otherwise=64),
+        packs=False,
+        resident=2 if is_old else 1,
+        most_splits=1.0,
+        matrix_factor=of.using.plain_loop if is_old else 1.0,
+        num_helpers=np.where(of.is_narrow, 4.0, 3.0),
+        copies_queries=True,
+        **of.native,
+    )
+
+
+def _trtllm_decode_or_blackwell(of: Setting) -> Loop:
+    is_new, is_old = of.style == "tcgen05", of.style == "sync"
+    is_alone = of.one_query & (of.group > (np.inf if is_new else WIDEST_XQA_GROUP))
+    step = 8.0 if is_new else 16.0
+    loads = of.native
+    if of.style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
+        loads |= {"copy_bytes_per_clock": np.where(of.is_narrow, BULK_COPY_BYTES_PER_CLOCK, of.using.thread_copy_bytes_per_clock)}
+    decode_helpers = np.where(of.is_narrow & (of.style == "wgmma"), 1.0, 2.0)
+    return Loop(
+        tile_q=np.where(of.one_query, np.where(is_alone, 1.0, ceil_div(of.group, step) * step), 128.0),
+        tile_kv=by_dim(of.dim, (128, 128), otherwise=64),
+        packs=of.one_query & ~is_alone,
+        resident=2 if is_old else 1,
+        most_splits=np.where(~of.one_query | (of.is_narrow & is_old), 1.0, np.inf),  # fp8 caches were never split before Hopper
+        num_combines=1.0 if is_new else 2.0,
+        is_simt=is_alone,
+        num_helpers=decode_helpers if of.decode else np.where(of.is_narrow, 3.5, 2.5),
+        copies_queries=True,
+        **loads,
+    )
+
+
+def _triton(of: Setting) -> Loop:
+    return Loop(
+        tile_q=np.where(of.one_query, 16.0, by_dim(of.dim, (128, 128), otherwise=64)),
+        tile_kv=by_dim(of.dim, (256, 64), otherwise=32),
+        packs=of.one_query,
+        resident=2,
+        most_splits=np.where(of.one_query, 8.0, 1.0),
+        pads_to_powers=True,
+        matrix_factor=of.legacy * of.using.plain_loop,
+        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0),
+        **of.by_warps,
+    )
+
+
+LOOPS = {
+    "flashinfer_fa2": _flashinfer_fa2,
+    "flashinfer_fa3": _fa3,
+    "fa2": _fa2,
+    "fa3": _fa3,
+    "fa4": _fa3,
+    "trtllm": _trtllm,
+    "triton": _triton,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -137,8 +137,8 @@ def _absorbed_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         packs=True,
         most_splits=1.0 if is_old_trtllm else 8.0 if identity == "triton" else np.inf,
         matrix_factor=using.plain_loop if identity == "triton" else 1.0,
-        num_helpers=2.0 + 2.0 * is_widened,
-        widening_bytes=CAST_BYTES * is_widened,
+        num_helpers=np.where(is_widened, 4.0, 2.0),
+        widening_bytes=np.where(is_widened, CAST_BYTES, 0.0),
         copies_queries=True,
         **loads,
     )

@@ -51,6 +51,7 @@ ATTENTION_IDENTITY = {
     "vllm_vit_flash_attn_fa3": "fa3", "vllm_vit_flash_attn_fa4": "fa4",
 }  # fmt: skip
 MLA_IDENTITY = {"trtllm_mla": "trtllm", "triton": "triton", "fa3": "fa3", "flashinfer": "flashinfer"}
+DATA_CENTRE_BLACKWELL = ("b200-sxm", "b300-sxm", "gb200", "gb300")
 NUM_REPEATS = {"gemm": {"trtllm": 6, "sglang": 6, "vllm": 6}, "attention": {"trtllm": 6, "sglang": 20, "vllm": 6}}
 
 Read = Callable[[pl.DataFrame, "Coordinates"], pl.DataFrame]
@@ -182,16 +183,20 @@ def _mla(family: str) -> Read:
 
 def _moe(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
     kernel = pl.col("kernel_source").str.to_lowercase()
+    # Nemotron's experts have no gate in any engine, though only TensorRT-LLM's label says so: with one, hundreds of rows would beat DRAM.
+    is_nemotron = (pl.col("topk") == 22) | ((pl.col("hidden_size") == 2688) & (pl.col("inter_size") == 1856))
+    is_gated = ~kernel.str.contains("nongated") & ~is_nemotron
+    # TensorRT-LLM's unlabelled path is CUTLASS without a gate and on everything but data-centre Blackwell.
+    is_cutlass = pl.lit(at.engine == "trtllm") & (~is_gated | pl.lit(at.gpu not in DATA_CENTRE_BLACKWELL))
     identity = (
         pl.when(kernel.str.contains("deepgemm|deepep")).then(pl.lit("deepgemm"))
         .when(kernel.str.contains("triton")).then(pl.lit("triton"))
-        .when(kernel.str.contains("cutlass")).then(pl.lit("cutlass"))
+        .when(kernel.str.contains("cutlass") | is_cutlass).then(pl.lit("cutlass"))
         .otherwise(None).cast(pl.Categorical)
     )  # fmt: skip
     frame = raw.select(
         *_common(), *_power(raw), _dtype("moe_dtype"), identity.alias("identity"), "num_tokens", "hidden_size", "inter_size",
-        "num_experts", "topk",
-        pl.col("moe_tp_size").alias("tp"), pl.col("moe_ep_size").alias("ep"), (~kernel.str.contains("nongated")).alias("gated"),
+        "num_experts", "topk", pl.col("moe_tp_size").alias("tp"), pl.col("moe_ep_size").alias("ep"), is_gated.alias("gated"),
         pl.col("distribution").replace({"uniform": "balanced"}).alias("distribution"),
     )  # fmt: skip
     return conform(frame, "moe", moe_pass="both", timer="graph", cache="warm", **_constants(at))

@@ -1,0 +1,152 @@
+"""The learned correction of one family: log(measured / analytic) as a GPU's level, plus what shapes do everywhere, plus what they do here.
+
+    correction = level[GPU, what binds] + trees(shape) + trees(shape on this GPU), each faded out away from its data
+
+A GPU nobody measured has no level and no trees of its own: it keeps what carries over. The artifact holds an index of what it was
+trained on, from which the basis of a prediction follows without any data.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilecast.errors import MissingData
+from tilecast.hardware import GpuSpec
+from tilecast.learning import tensors
+from tilecast.learning.features import GROUPS, Launches
+from tilecast.learning.trees import Trees
+
+FOLDER = Path(__file__).with_name("artifacts")
+SCHEMA = "tilecast.correction/1"
+BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
+RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as inside
+FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the correction is left
+LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Correction:
+    """One family's weights and index; `load` reads it from the package."""
+
+    family: str
+    vocabulary: Mapping[str, list[str]]  # name -> values seen; the rest has no column of its own
+    gpus: tuple[str, ...]  # with rows of this family
+    archs: tuple[str, ...]
+    level: NDArray[np.float32]  # (GPUs, groups)
+    low: NDArray[np.float32]  # (F,) range of each number in training
+    high: NDArray[np.float32]
+    shared: Trees
+    local: Trees
+    edges: NDArray[np.float32]  # of log(time / launch): bins of the interval's width
+    width: NDArray[np.float32]  # (bases, bins): half the 80 % interval, in log
+    manifest: Mapping[str, Any]
+    digest: str
+
+    def applies_to(self, launches: Launches) -> bool:
+        """Whether this dtype was among the training rows; another identity or protocol is near enough, another number format is not."""
+        return launches.names["dtype"] in self.vocabulary["dtype"]
+
+    def correct(self, launches: Launches, gpu: GpuSpec, level: NDArray[np.float64] | None = None) -> "Corrected":
+        """log(median / analytic) per launch, half the interval's width in log, and the basis. `level` replaces the GPU's own (a profile)."""
+        numbers = self.columns(launches)
+        beyond = self._beyond(launches.numbers)
+        fade = np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
+        seen = gpu.id in self.gpus
+        log_ratio = self.shared.predict(numbers)
+        own = np.zeros(len(GROUPS))
+        if seen:
+            place = self.gpus.index(gpu.id)
+            own = self.level[place].astype(np.float64)
+            here = np.zeros((len(numbers), len(self.gpus)), np.float32)
+            here[:, place] = 1.0
+            log_ratio = log_ratio + self.local.predict(np.concatenate([numbers, here], axis=1))
+        log_ratio = fade * log_ratio + (own if level is None else level)[launches.group]
+        basis = 0 if seen else 2 if gpu.arch in self.archs else 3
+        bases = np.where((basis == 0) & (beyond > RANGE_SLACK), 1, basis)
+        bins = np.searchsorted(self.edges, launches.numbers[:, _time_column(launches)])
+        width = self.width[bases, bins].astype(np.float64) * (1.0 + np.minimum(beyond, 2.0))
+        return Corrected(np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION), width, np.asarray(BASES)[bases])
+
+    def columns(self, launches: Launches) -> NDArray[np.float32]:
+        """Numbers and one column per known name."""
+        flags = [
+            float(launches.names.get(name) == value) for name, values in self.vocabulary.items() for value in values
+        ]  # the same for all launches
+        named = np.broadcast_to(np.asarray(flags, np.float32), (len(launches.numbers), len(flags)))
+        return np.concatenate([launches.numbers, named], axis=1)
+
+    def _beyond(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
+        """How far outside the training range the worst feature lies, in ranges."""
+        span = np.maximum(self.high - self.low, 1e-3)
+        outside = np.maximum(np.maximum(self.low - numbers, numbers - self.high) / span, 0.0)
+        return np.asarray(outside.max(axis=1), dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    log_ratio: NDArray[np.float64]
+    width: NDArray[np.float64]
+    basis: np.ndarray
+
+
+def _time_column(launches: Launches) -> int:
+    return 11  # "log time in launches" of features.number_names
+
+
+@cache
+def load(family: str) -> Correction | None:
+    """The shipped correction of a family; None where there is none. A damaged one raises MissingData."""
+    path = FOLDER / f"{family}.safetensors"
+    return read(path) if path.is_file() else None
+
+
+def read(path: Path) -> Correction:
+    arrays, metadata = tensors.read(path)
+    manifest_path = path.with_suffix(".json")
+    try:
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+        index = json.loads(metadata["index"])
+        if metadata["schema"] != SCHEMA:
+            raise MissingData(f"{path.name} has the schema {metadata['schema']!r}, this version reads {SCHEMA!r}: run 'tilecast fit'")
+        digest = file_digest(path)
+        if manifest.get("sha256") != digest:
+            raise MissingData(f"{path.name} does not have the hash its manifest states: reinstall tilecast, or run 'tilecast fit'")
+        return Correction(
+            family=index["family"],
+            vocabulary=index["vocabulary"],
+            gpus=tuple(index["gpus"]),
+            archs=tuple(index["archs"]),
+            shared=Trees(arrays["shared.feature"], arrays["shared.threshold"], arrays["shared.leaf"]),
+            local=Trees(arrays["local.feature"], arrays["local.threshold"], arrays["local.leaf"]),
+            manifest=manifest,
+            digest=digest[:12],
+            **{name: arrays[name] for name in ("level", "low", "high", "edges", "width")},
+        )
+    except (OSError, ValueError, KeyError) as problem:
+        raise MissingData(f"{path.name} or its manifest is damaged: {problem}") from None
+
+
+def write(correction: Correction, folder: Path) -> Path:
+    """Weights and manifest, side by side; the manifest states the weights' hash."""
+    path = folder / f"{correction.family}.safetensors"
+    trees = {f"{name}.{part}": getattr(getattr(correction, name), part) for name in ("shared", "local") for part in ("feature", "threshold", "leaf")}
+    arrays = trees | {name: getattr(correction, name) for name in ("level", "low", "high", "edges", "width")}
+    index = {
+        "family": correction.family, "vocabulary": dict(correction.vocabulary), "gpus": list(correction.gpus), "archs": list(correction.archs),
+    }  # fmt: skip
+    tensors.write(path, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)})
+    manifest = {**correction.manifest, "sha256": file_digest(path)}
+    path.with_suffix(".json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return path
+
+
+def file_digest(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()

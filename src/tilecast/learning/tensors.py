@@ -1,0 +1,43 @@
+"""Named arrays in one file, in the safetensors layout: a length, a JSON header, raw bytes. No pickle, no dependency."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilecast.errors import MissingData
+
+DTYPES = {"F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64, "F16": np.float16, "I16": np.int16}
+NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for name, array in arrays.items():
+        header[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header, sort_keys=True).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            file.write(np.ascontiguousarray(array).tobytes())
+
+
+def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    try:
+        content = path.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        metadata = header.pop("__metadata__", {})
+        body = memoryview(content)[8 + length :]
+        arrays = {
+            name: np.frombuffer(body[entry["data_offsets"][0] : entry["data_offsets"][1]], DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in header.items()
+        }
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise MissingData(f"{path} is damaged or no artifact: {problem}") from None
+    return arrays, metadata
