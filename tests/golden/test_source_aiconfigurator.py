@@ -185,7 +185,7 @@ CASES: list[tuple[str, str, int, Row, list[Row]]] = [
         "h100_sxm/moe/trtllm/1.3.0rc20/moe_perf.parquet", "moe", 65555,
         {"kernel_source": "moe_torch_flow_nongated", "moe_dtype": "bfloat16", "num_tokens": 1, "hidden_size": 8192, "inter_size": 5120,
          "topk": 22, "num_experts": 512, "moe_tp_size": 8, "moe_ep_size": 32, "distribution": "balanced", "latency": 0.05786666770776113},
-        [{**MOE, "identity": None, "dtype": "bf16", "topk": 22, "num_experts": 512, "tp": 8, "ep": 32, "gated": False,
+        [{**MOE, "identity": "cutlass", "dtype": "bf16", "topk": 22, "num_experts": 512, "tp": 8, "ep": 32, "gated": False,
           "distribution": "balanced", "latency_s": 57.86666770776113e-6}],
     ),
     (

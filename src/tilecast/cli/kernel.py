@@ -104,7 +104,7 @@ def parsed(name: str, text: str) -> Any:
 
 def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]) -> Report:
     overrides = overrides_from(asked["assignments"])
-    timing = {"timer": asked["timer"], "cache": asked["cache"]}
+    timing: dict[str, Any] = {"timer": asked["timer"], "cache": asked["cache"]}
 
     def predicted(**changes: Any) -> KernelPrediction:
         return predict_kernel(kernel(**(parameters | changes)), asked["gpu"], **timing, overrides=overrides)
@@ -224,7 +224,7 @@ def _explained(prediction: KernelPrediction) -> Grid:
     return Grid(title="How it comes about", columns=("stage", "from", "result"), rows=rows, right=frozenset({"result"}))
 
 
-def _levers(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any], timing: dict[str, str], now: KernelPrediction) -> Grid:
+def _levers(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any], timing: dict[str, Any], now: KernelPrediction) -> Grid:
     """For each fact of the GPU: what 10 % more gives, and how much more would make the kernel 20 % faster."""
     base = overrides_from(asked["assignments"])
 
@@ -353,7 +353,7 @@ def _texts(parameters: dict[str, Any]) -> dict[str, str]:
     return {name: str(_plain(value)).lower() if isinstance(value, bool) else str(_plain(value)) for name, value in parameters.items()}
 
 
-def _python(kernel: Any, parameters: dict[str, Any], gpu: str, timing: dict[str, str], overrides: dict[str, str]) -> str:
+def _python(kernel: Any, parameters: dict[str, Any], gpu: str, timing: dict[str, Any], overrides: dict[str, str]) -> str:
     arguments = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
     more = "".join(f", {name}={value!r}" for name, value in timing.items()) + (f", overrides={overrides!r}" if overrides else "")
     imports = f"import tilecast\nfrom {kernel.__module__} import {kernel.__name__}\n"

@@ -60,7 +60,7 @@ def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants |
     if np.any(np.asarray(tasks.l2_bytes) > 0):
         busy["l2"] = busiest * tasks.l2_bytes / l2_per_s
     dram_fraction = tasks.dram_fraction or using.dram_fraction
-    dram_per_s = gpu.dram_bytes_per_s * dram_fraction
+    dram_per_s = np.asarray(gpu.dram_bytes_per_s * dram_fraction)
     if "l2" not in busy:  # few tasks cannot draw all of DRAM's bandwidth; where L2 traffic is counted per task it says so itself
         dram_per_s = np.minimum(dram_per_s, np.minimum(num_tasks, gpu.num_sms) * l2_per_s)
     dram_s = np.asarray(tasks.dram_bytes / dram_per_s)

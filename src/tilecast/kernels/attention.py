@@ -31,8 +31,8 @@ IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm",
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
 LEAST_CHUNK = 128  # keys; no library splits finer
 LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
-WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs at most so many query heads; beyond, each one walks the cache by itself, on vector units
-SIMT_FLOP = 10.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
+WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
+SIMT_FLOP = 7.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
 EDGE_BYTES_PER_CLOCK = 16.0  # queries into and results out of an SM at the edges of a task, when nothing else keeps its port busy
 CYCLIC = 1.25  # a cache read over and over from its start behaves like an L2 smaller by this factor: lines leave before they return
@@ -103,6 +103,7 @@ class Loop:
     exposed: float  # share of the softmax that the tensor cores wait for
     copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
     widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
+    trims_window: bool = True  # skips the keys before a window instead of masking them
     resident: Floats | int = 1  # tasks an SM holds
     most_splits: Floats | float = np.inf
     num_combines: float = 1.0  # kernels that merge the parts of a split KV
@@ -246,7 +247,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     requests = shape.requests
     pack = np.where(loop.packs, shape.num_heads / shape.num_kv_heads, 1.0)
     num_units = shape.num_heads / pack
-    num_tiles, visits, longest, shortest = visited_tiles(shape, loop, pack)
+    walked = shape if loop.trims_window else replace(shape, window=np.full((1, 1), np.inf))
+    num_tiles, visits, longest, shortest = visited_tiles(walked, loop, pack)
     tasks_unsplit = requests.count * num_tiles * num_units
 
     if split is None:
@@ -260,6 +262,9 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         tasks_unsplit * parts, np.floor(shortest / parts), requests.count * visits * num_units, ceil_div(longest, parts), gpu.num_sms
     )
     mean_visits = total_visits / num_tasks
+    longest_kv = np.max(np.where(requests.count > 0, requests.kv, 0.0), axis=-1, keepdims=True)
+    loaded = np.minimum(busiest * loop.tile_kv, ceil_div(num_tasks, gpu.num_sms) * longest_kv)  # keys; a short cache does not fill a tile
+    mean_keys = loaded / (busiest / mean_visits)
 
     scores = mean_visits * loop.tile_q * loop.tile_kv
     padded_dims = _padded_dim(shape.qk_dim, loop) + _padded_dim(shape.v_dim, loop)
@@ -306,7 +311,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         vector_flop=vector + simt,
         special_ops=special,
         exposed_clocks=loop.exposed * softmax_clocks + edge_clocks,
-        l2_bytes=(mean_visits * loop.tile_kv * shape.kv_width * moved_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share,
+        l2_bytes=(mean_keys * shape.kv_width * moved_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share,
         l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
         dram_bytes=dram,
         dram_fraction=using.stream_fraction if loop.mostly_reads else None,
@@ -426,7 +431,10 @@ class Setting:
 
 
 def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants, *, decode: bool) -> Loop:
-    """Tiles and schedule of one library on one GPU, as its source picks them."""
+    """Tiles and schedule of one library on one GPU.
+
+    FlashInfer's are documented; the others are recalled, or inferred from how measured training shapes step with their sizes.
+    """
     requests, group = shape.requests, shape.num_heads / shape.num_kv_heads
     is_narrow = shape.kv_bytes < 2.0
     setting = Setting(
@@ -490,12 +498,13 @@ def _trtllm(of: Setting) -> Loop:
 
 
 def _trtllm_prefill(of: Setting) -> Loop:
+    """64 queries per tile; on Hopper each of two warp groups has its own, with long key tiles."""
     is_old = of.style == "sync"
     return Loop(
-        tile_q=np.full_like(of.dim, 64.0 if is_old else 128.0),
-        tile_kv=np.full_like(of.dim, 32.0) if is_old else by_dim(of.dim, (128, 128), otherwise=64),
+        tile_q=np.full_like(of.dim, 64.0),
+        tile_kv=np.full_like(of.dim, 32.0) if is_old else by_dim(of.dim, (64, 256), (128, 128), otherwise=64),
         packs=False,
-        resident=2 if is_old else 1,
+        resident=2,
         most_splits=1.0,
         matrix_factor=of.using.plain_loop if is_old else 1.0,
         num_helpers=np.where(of.is_narrow, 4.0, 3.0),
@@ -506,7 +515,7 @@ def _trtllm_prefill(of: Setting) -> Loop:
 
 def _trtllm_decode_or_blackwell(of: Setting) -> Loop:
     is_new, is_old = of.style == "tcgen05", of.style == "sync"
-    is_alone = of.one_query & (of.group > (np.inf if is_new else WIDEST_XQA_GROUP))
+    is_alone = of.one_query & (not is_new) & ((of.group > WIDEST_XQA_GROUP) | (of.group == 1))
     step = 8.0 if is_new else 16.0
     loads = of.native
     if of.style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
@@ -516,8 +525,8 @@ def _trtllm_decode_or_blackwell(of: Setting) -> Loop:
         tile_q=np.where(of.one_query, np.where(is_alone, 1.0, ceil_div(of.group, step) * step), 128.0),
         tile_kv=by_dim(of.dim, (128, 128), otherwise=64),
         packs=of.one_query & ~is_alone,
-        resident=2 if is_old else 1,
-        most_splits=np.where(~of.one_query | (of.is_narrow & is_old), 1.0, np.inf),  # fp8 caches were never split before Hopper
+        resident=np.where(is_alone | is_old, 2.0, 1.0),
+        most_splits=np.where(~of.one_query | (of.is_narrow & is_old & ~is_alone), 1.0, np.inf),  # XQA never splits fp8 caches before Hopper
         num_combines=1.0 if is_new else 2.0,
         is_simt=is_alone,
         num_helpers=decode_helpers if of.decode else np.where(of.is_narrow, 3.5, 2.5),
@@ -534,6 +543,7 @@ def _triton(of: Setting) -> Loop:
         resident=2,
         most_splits=np.where(of.one_query, 8.0, 1.0),
         pads_to_powers=True,
+        trims_window=of.decode,
         matrix_factor=of.legacy * of.using.plain_loop,
         num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0),
         **of.by_warps,
@@ -639,8 +649,6 @@ def _tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool
     identity = resolved(kernel.identity, gpu)
     q_len = 1 if decode and kernel.q_len is None else kernel.q_len
     shape = _shape(kernel, gpu, identity, q_len=q_len)
-    if identity == "triton" and not decode:  # masks what lies before the window, but visits it
-        shape = replace(shape, window=np.full((1, 1), np.inf))
     using = attention_constants()
     if identity == "unfused":
         return unfused_tasks(shape, gpu, protocol, using)

@@ -18,7 +18,8 @@ NEVER_SIZES = ("num_kv_heads", "stride", "num_gpus", "topk", "tp", "ep", "paddin
 
 def check_kernel(kernel: Any, example: Mapping[str, Any]) -> None:
     """Raise AssertionError, with what is wrong, unless `kernel(**example)` behaves as a kernel family must on several GPUs."""
-    assert is_dataclass(kernel), f"{kernel} must be a dataclass"
+    is_record: bool = is_dataclass(kernel)
+    assert is_record, f"{kernel} must be a dataclass"
     assert isinstance(getattr(kernel, "family", None), str), f"{kernel.__name__} must name its family"
     built = kernel(**example)
     for name in GPUS:

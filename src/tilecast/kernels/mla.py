@@ -81,7 +81,7 @@ class MlaDecode(_Mla):
 
 
 def _absorbed(kernel: _Mla, identity: str, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants) -> TaskSet:
-    shape = _shape(kernel, gpu, absorbed=True, runs_fp8=identity == "trtllm" and mma_style(gpu) == "tcgen05")
+    shape = _shape(kernel, gpu, absorbed=True, runs_fp8=identity == "trtllm" and mma_style(gpu) != "wgmma")
     return fused_tasks(shape, _absorbed_loop(identity, shape, gpu, using), gpu, protocol, using, kernel.split)
 
 
@@ -102,6 +102,8 @@ def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Sha
     fp8_rate = gpu.tensor_flop_per_clock_per_sm.get("fp8", rate) if runs_fp8 and DTYPES[compute].bits == 16 else rate
     latent = size["kv_lora_rank"] + size["qk_rope_head_dim"]
     wide, narrow = (latent, size["kv_lora_rank"]) if absorbed else (size["qk_nope_head_dim"] + size["qk_rope_head_dim"], size["v_head_dim"])
+    # Before data-centre Blackwell, TensorRT-LLM has an fp8 kernel for DeepSeek's own 128 heads only.
+    has_fp8_kernel = (size["num_heads"] == 128) | (mma_style(gpu) == "tcgen05")
     quantised = np.where(kv_bytes < 2.0, size["num_heads"] * (2.0 * wide + narrow), 0.0)  # expanded queries, keys and values, rewritten
     return Shape(
         requests=requests,
@@ -117,7 +119,7 @@ def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Sha
         out_bytes=max(2.0, min(4.0, held.activation.bytes)),
         kv_bytes=kv_bytes if absorbed or runs_fp8 else np.maximum(kv_bytes, held.activation.bytes),  # expanded in the queries' width
         compute=compute,
-        rate_gain=np.where(kv_names[:, None] == "fp8", fp8_rate / rate, 1.0),
+        rate_gain=np.where((kv_names[:, None] == "fp8") & has_fp8_kernel, fp8_rate / rate, 1.0),
     )
 
 

@@ -53,7 +53,7 @@ class Correction:
         return launches.names["dtype"] in self.vocabulary["dtype"]
 
     def correct(self, launches: Launches, gpu: GpuSpec, level: NDArray[np.float64] | None = None) -> "Corrected":
-        """log(median / analytic) per launch, half the interval's width in log, and the basis. `level` replaces the GPU's own (a profile)."""
+        """log(median / analytic), half the interval in log, and the basis, per launch. `level` (a profile's) replaces the GPU's own."""
         numbers = self.columns(launches)
         beyond = self._beyond(launches.numbers)
         fade = np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
@@ -135,11 +135,13 @@ def read(path: Path) -> Correction:
 def write(correction: Correction, folder: Path) -> Path:
     """Weights and manifest, side by side; the manifest states the weights' hash."""
     path = folder / f"{correction.family}.safetensors"
-    trees = {f"{name}.{part}": getattr(getattr(correction, name), part) for name in ("shared", "local") for part in ("feature", "threshold", "leaf")}
+    trees = {
+        f"{name}.{part}": getattr(getattr(correction, name), part)
+        for name in ("shared", "local")
+        for part in ("feature", "threshold", "leaf")
+    }
     arrays = trees | {name: getattr(correction, name) for name in ("level", "low", "high", "edges", "width")}
-    index = {
-        "family": correction.family, "vocabulary": dict(correction.vocabulary), "gpus": list(correction.gpus), "archs": list(correction.archs),
-    }  # fmt: skip
+    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs")}
     tensors.write(path, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)})
     manifest = {**correction.manifest, "sha256": file_digest(path)}
     path.with_suffix(".json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")

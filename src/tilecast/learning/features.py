@@ -49,7 +49,7 @@ def number_names(family: str) -> list[str]:
     return [*shares, "log waves", "tail", "clock", "log time in launches", "log traffic over cache", *sizes, *aligned]
 
 
-def launches(kernel: Any, gpu: GpuSpec, protocol: Protocol, analysis: Analysis) -> Launches:
+def launches(kernel: Any, gpu: GpuSpec, protocol: Protocol, analysis: Analysis, engine: str) -> Launches:
     length = len(analysis.analytic_s)
     time_s = analysis.analytic_s
     none = np.zeros(length)
@@ -75,7 +75,8 @@ def launches(kernel: Any, gpu: GpuSpec, protocol: Protocol, analysis: Analysis) 
     memory = np.maximum(busy["dram"], busy["l2"])
     group = np.argmax(np.stack([compute, memory, analysis.launch_s]), axis=0)
     names = {name: str(getattr(kernel, name)) for name in NAMES if name in {entry.name for entry in fields(kernel)}}
-    return Launches(np.stack(columns, axis=1).astype(np.float32), names | {"timer": protocol.timer, "cache": protocol.cache}, group)
+    names |= {"timer": protocol.timer, "cache": protocol.cache, "engine": engine}
+    return Launches(np.stack(columns, axis=1).astype(np.float32), names, group)
 
 
 def _size(kernel: Any, name: str, length: int) -> NDArray[np.float64]:

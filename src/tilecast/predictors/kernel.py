@@ -14,6 +14,8 @@ from tilecast.execution import Analysis, Protocol
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import execution_of
+from tilecast.learning.correction import load
+from tilecast.learning.features import SIZES, launches
 from tilecast.markup import html_table
 
 BLOCK = 4096  # launches priced at once: their arrays stay in the processor's cache
@@ -55,9 +57,16 @@ class KernelPrediction:
 
 
 def predict_kernel(
-    kernel: Any, gpu: str | GpuSpec, *, timer: str = "profiler", cache: str = "cold", overrides: Mapping[str, object] | None = None
+    kernel: Any,
+    gpu: str | GpuSpec,
+    *,
+    timer: str = "profiler",
+    cache: str = "cold",
+    engine: str = "sglang",
+    learned: bool = True,
+    overrides: Mapping[str, object] | None = None,
 ) -> KernelPrediction:
-    """How long `kernel` takes on `gpu`; sizes may be arrays, one entry per launch.
+    """How long `kernel` takes on `gpu`; sizes may be arrays, one entry per launch. `learned=False` gives physics alone.
 
     >>> from tilecast.kernels.gemm import Gemm
     >>> float(predict_kernel(Gemm(m=4096, n=4096, k=4096), gpu="h100-sxm").median_s[0]) > 1e-4
@@ -65,19 +74,44 @@ def predict_kernel(
     """
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
     protocol = Protocol(timer=timer, cache=cache)
-    analysis = _joined([execution_of(part, spec, protocol) for part in _blocks(kernel)])
-    width = interval_width(kernel.family)
-    median_s = analysis.analytic_s
+    parts = [_predict_part(part, spec, protocol, engine, learned) for part in _blocks(kernel)]
+    joined = parts[0] if len(parts) == 1 else _concatenated(parts)
     return KernelPrediction(
         kernel=kernel,
         gpu=spec,
         protocol=protocol,
-        median_s=median_s,
-        low_s=np.maximum(median_s * np.exp(-width), analysis.bound_s),
-        high_s=median_s * np.exp(width),
-        analysis=analysis,
-        basis=np.full(len(median_s), "analytic"),
+        median_s=joined.median_s,
+        low_s=joined.low_s,
+        high_s=joined.high_s,
+        analysis=joined.analysis,
+        basis=joined.basis,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One block of launches, predicted."""
+
+    analysis: Analysis
+    median_s: Floats
+    low_s: Floats
+    high_s: Floats
+    basis: np.ndarray
+
+
+def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool) -> _Part:
+    analysis = execution_of(kernel, gpu, protocol)
+    correction = load(kernel.family) if learned and kernel.family in SIZES else None
+    found = launches(kernel, gpu, protocol, analysis, engine) if correction is not None else None
+    if correction is None or found is None or not correction.applies_to(found):
+        width: Floats | float = interval_width(kernel.family)
+        median_s, basis = analysis.analytic_s, np.full(len(analysis.analytic_s), "analytic")
+    else:
+        corrected = correction.correct(found, gpu)
+        median_s = np.maximum(analysis.analytic_s * np.exp(corrected.log_ratio), analysis.bound_s)
+        width, basis = corrected.width, corrected.basis
+    low_s = np.maximum(median_s * np.exp(-np.asarray(width)), analysis.bound_s)
+    return _Part(analysis, median_s, low_s, np.asarray(median_s * np.exp(width)), basis)
 
 
 @cache
@@ -105,11 +139,6 @@ def _blocks(kernel: Any) -> list[Any]:
         type(kernel)(**others, **{name: values[start : start + BLOCK] for name, values in arrays.items()})
         for start in range(0, length, BLOCK)
     ]
-
-
-def _joined(parts: list[Analysis]) -> Analysis:
-    joined: Analysis = parts[0] if len(parts) == 1 else _concatenated(parts)
-    return joined
 
 
 def _concatenated(parts: list[Any]) -> Any:

@@ -1,0 +1,60 @@
+"""`tilecast fit [FAMILY...]`: learn the corrections from measured rows, from scratch (extra `train`)."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+import click
+
+from tilecast.cli.output import command_line, emit, output_options, require_data_extra, say
+from tilecast.errors import InvalidInput, UnknownName
+from tilecast.learning.correction import FOLDER
+from tilecast.learning.features import SIZES
+from tilecast.report import Grid, Report, versions
+
+
+@click.command(name="fit")
+@click.argument("families", nargs=-1)
+@click.option("--sources", "names", multiple=True, help="A data source, or a .csv / .parquet file of your own rows (repeatable).")
+@click.option("--out", "-o", "folder", metavar="DIR", help="Where to write [default: into the installed package].")
+@click.option("--quick", is_flag=True, help="Fewer rows and trees: minutes instead of the better part of an hour.")
+@output_options
+def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | None, quick: bool, **output: bool) -> None:
+    """Retrain the learned corrections from measured data: same rows, same seed, same weights."""
+    require_data_extra()
+    from tilecast.learning.recipes import DEFAULT_SOURCES, fit_family
+
+    unknown = next((family for family in families if family not in SIZES), None)
+    if unknown is not None:
+        raise UnknownName.among("learnable family", unknown, SIZES)
+    target = Path(folder) if folder else FOLDER
+    if folder and not target.is_dir():
+        raise InvalidInput(f"--out {folder!r} is no folder")
+    started = time.monotonic()
+    rows = []
+    for family in families or tuple(SIZES):
+        correction, path = fit_family(family, names or DEFAULT_SOURCES, target, quick=quick, say=partial(_progress, started))
+        scores = correction.manifest["scores"]
+        means = [sum(scores[basis].values()) / max(1, len(scores[basis])) for basis in ("interpolated", "unseen-gpu", "unseen-generation")]
+        rows.append((family, f"{correction.manifest['num_rows']:,}", *(f"{mean:.1f} %" for mean in means), path.name))
+    columns = ("family", "rows", "held-out shapes", "unseen GPU", "unseen generation", "file")
+    records = [dict(zip(columns, row, strict=True)) for row in rows]
+    emit(
+        Report(
+            answer=f"Fitted {len(rows)} famil{'ies' if len(rows) != 1 else 'y'} into {target} in {time.monotonic() - started:.0f} s.",
+            grids=[
+                Grid(
+                    title="Mean absolute error on held-out rows, mean over GPUs", columns=columns, rows=rows, right=frozenset(columns[1:5])
+                )
+            ],
+            payload={"families": records, "versions": versions()},
+            records=records,
+            python="from tilecast.learning.recipes import fit_family\nfit_family('gemm', ('aiconfigurator',), folder)",
+            command=command_line("fit", *families, sources=names, out=folder, quick=quick),
+        ),
+        **output,
+    )
+
+
+def _progress(started: float, text: str) -> None:
+    say(f"{time.monotonic() - started:5.0f} s  {text}")

@@ -1,0 +1,71 @@
+"""`tilecast trust FAMILY --gpu ID`: how far to trust predictions of exactly that family on exactly that GPU."""
+
+import click
+
+from tilecast import hardware
+from tilecast.cli.output import command_line, emit, output_options, say
+from tilecast.errors import UnknownName
+from tilecast.kernels.registry import kernels
+from tilecast.learning.correction import load
+from tilecast.report import Grid, Report, versions
+
+MEANING = {
+    "interpolated": "shapes held out, this GPU's other shapes known",
+    "unseen-gpu": "this GPU and its same-die siblings held out",
+    "unseen-generation": "every GPU of this architecture held out",
+}
+
+
+@click.command(name="trust")
+@click.argument("family")
+@click.option("--gpu", required=True, help="Catalogue id or device string.")
+@output_options
+def command(family: str, gpu: str, **output: bool) -> None:
+    """The measured accuracy of one family on one GPU, from the shipped manifest."""
+    if family not in kernels():
+        raise UnknownName.among("family", family, kernels())
+    if note := hardware.resolution_note(gpu):
+        say(note)
+    emit(report(family, hardware.gpu(gpu)), **output)
+
+
+def report(family: str, gpu: hardware.GpuSpec) -> Report:
+    correction = load(family)
+    line = command_line("trust", family, gpu=gpu.id)
+    python = f"from tilecast.learning.correction import load\nload({family!r}).manifest"
+    if correction is None:
+        answer = f"{family} has no learned correction: predictions on {gpu.id} are physics alone (basis analytic)."
+        payload = {"family": family, "gpu": gpu.id, "basis": "analytic", "scores": {}, "versions": versions()}
+        return Report(answer=answer, payload=payload, records=[payload], python=python, command=line)
+    scores = {basis: table[gpu.id] for basis, table in correction.manifest["scores"].items() if gpu.id in table}
+    num_rows = correction.manifest["rows_per_gpu"].get(gpu.id, 0)
+    seen = gpu.id in correction.gpus
+    if seen:
+        error = f"{scores['interpolated']:.1f} %"
+        answer = f"On held-out shapes, {family} on {gpu.id} is off by {error} on average ({num_rows:,} measured rows)."
+    else:
+        basis = "unseen-gpu" if gpu.arch in correction.archs else "unseen-generation"
+        others = correction.manifest["scores"][basis]
+        mean = sum(others.values()) / len(others)
+        span = f"{min(others.values()):.0f} to {max(others.values()):.0f} %"
+        answer = f"{gpu.id} has no {family} rows ({basis}): GPUs held out like it were off by {mean:.1f} % on average ({span})."
+    rows = [(basis, f"{score:.1f} %", MEANING[basis]) for basis, score in scores.items()]
+    payload = {
+        "family": family,
+        "gpu": gpu.id,
+        "rows": num_rows,
+        "scores": scores,
+        "all": correction.manifest["scores"],
+        "artifact": correction.digest,
+        "date": correction.manifest["date"],
+        "versions": versions(),
+    }
+    grids = [Grid(columns=("basis", "mean error", "what was held out"), rows=rows, right=frozenset({"mean error"}))] if rows else []
+    return Report(
+        answer=answer,
+        grids=grids,
+        payload=payload,
+        records=[{"basis": b, "mape": s} for b, s in scores.items()],
+        python=python,
+        command=line,
+    )

@@ -1,0 +1,90 @@
+"""Which rows teach which family, and the manifest that says so: from data sources to a shipped artifact."""
+
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+import tilecast
+from tilecast import hardware
+from tilecast.datasets import splits, store
+from tilecast.datasets.schema import SHAPES, conform
+from tilecast.errors import InvalidInput, MissingData
+from tilecast.learning import training
+from tilecast.learning.correction import Correction, write
+from tilecast.learning.training import Say, Settings
+
+DEFAULT_SOURCES = ("aiconfigurator",)
+ROWS_PER_SLICE = {"gemm": 4000, "attention_prefill": 6000, "attention_decode": 6000, "mla_prefill": 8000, "mla_decode": 8000, "moe": 3000}
+QUICK = Settings(shared_trees=60, local_trees=60, local_depth=6, rows_per_slice=400)
+
+
+def fit_family(family: str, names: Sequence[str], folder: Path, *, quick: bool = False, say: Say = print) -> tuple[Correction, Path]:
+    """Train one family on the named sources (or files of a user's rows) and write its artifact and manifest."""
+    settings = QUICK if quick else Settings(rows_per_slice=ROWS_PER_SLICE[family])
+    rows = training_rows(family, names)
+    correction = training.fit(rows, family, settings=settings, manifest=manifest(family, rows, settings), say=say)
+    return correction, write(correction, folder)
+
+
+def training_rows(family: str, names: Sequence[str]) -> pl.DataFrame:
+    """Usable rows of the sources: each engine's newest version, and a user's files as they are."""
+    files = [Path(name) for name in names if Path(name).suffix in (".csv", ".parquet")]
+    stored = [name for name in names if Path(name) not in files]
+    frames = [*(splits.newest(store.rows(family, [name])) for name in stored), *(user_rows(path, family) for path in files)]
+    rows = pl.concat(frames)
+    if not rows.height:
+        raise MissingData(f"no usable rows of {family} in {', '.join(names)}")
+    return rows
+
+
+def user_rows(path: Path, family: str) -> pl.DataFrame:
+    """A file with the columns of `tilecast kernels` plus measured_s, as schema rows; absurd latencies are refused."""
+    if not path.is_file():
+        raise MissingData(f"no file {path}")
+    try:
+        raw = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as problem:
+        raise MissingData(f"{path} is damaged: {str(problem).splitlines()[0]}") from None
+    missing = next((name for name in ("family", "gpu", "dtype", "measured_s") if name not in raw.columns), None)
+    if missing is not None:
+        raise InvalidInput(f"{path} lacks the column {missing!r}; it has {', '.join(raw.columns)}")
+    mine = raw.with_row_index("origin_row").filter(pl.col("family") == family)
+    bad = mine.filter(~(pl.col("measured_s").is_finite() & pl.col("measured_s").is_between(1e-8, 1e3)))
+    if bad.height:
+        raise InvalidInput(
+            f"{path}, row {bad['origin_row'][0] + 1}: measured_s = {bad['measured_s'][0]} must lie between 1e-8 and 1000 seconds"
+        )
+    known = [name for name in ("dtype", "identity", "timer", "cache", *SHAPES[family]) if name in mine.columns]
+    gpus = {name: hardware.gpu(name).id for name in mine["gpu"].unique()}
+    frame = mine.select(
+        "origin_row", *known, pl.col("gpu").replace_strict(gpus, return_dtype=pl.String), pl.col("measured_s").alias("latency_s")
+    )
+    defaults = {"timer": "profiler", "cache": "cold"}
+    for name, value in defaults.items():
+        column = pl.col(name).fill_null(value) if name in frame.columns else pl.lit(value)
+        frame = frame.with_columns(column.alias(name))
+    return conform(frame, family, engine="sglang", source="user", licence="the user's own", origin=path.name)
+
+
+def manifest(family: str, rows: pl.DataFrame, settings: Settings) -> dict[str, Any]:
+    """Where the weights come from, so that anyone can make them again."""
+    counts = rows.group_by(pl.col("gpu").cast(pl.String)).len().sort("gpu")
+    sources = rows.group_by(pl.col("source").cast(pl.String), pl.col("licence").cast(pl.String)).len().sort("source")
+    homes = {name: entry.home for name, entry in store.sources().items()}
+    return {
+        "family": family,
+        "date": date.today().isoformat(),
+        "tilecast": tilecast.__version__,
+        "catalogue": hardware.catalogue_hash(),
+        "seed": training.SEED,
+        "num_rows": rows.height,
+        "rows_per_gpu": dict(counts.iter_rows()),
+        "sources": [
+            {"name": name, "licence": licence, "rows": count, "home": homes.get(name, "")} for name, licence, count in sources.iter_rows()
+        ],
+        "settings": {name: getattr(settings, name) for name in settings.__slots__},
+        "trained_on": "all usable rows; scores are from weights fitted without the rows they are scored on",
+    }
