@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.accuracy.baselines import KERNEL, baselines
+from benchmarks.accuracy.ours import Analytic, Learned
 from benchmarks.accuracy.predictors import Predictor
 from tilecast.datasets.schema import SHAPES
 
@@ -19,8 +20,8 @@ DTYPE_GROUPS = {
 
 
 def contenders() -> list[Predictor]:
-    """Everything that is fitted and scored beside the peers: the baselines, and later our predictors and their ablations."""
-    return [*baselines()]
+    """Everything that is fitted and scored beside the peers: ours with and without learning, and the baselines."""
+    return [Learned(), Analytic(), *baselines()]
 
 
 def grouped(rows: pl.DataFrame, family: str) -> pl.DataFrame:

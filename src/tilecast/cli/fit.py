@@ -35,8 +35,8 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
     for family in families or tuple(SIZES):
         correction, path = fit_family(family, names or DEFAULT_SOURCES, target, quick=quick, say=partial(_progress, started))
         scores = correction.manifest["scores"]
-        means = [sum(scores[basis].values()) / max(1, len(scores[basis])) for basis in ("interpolated", "unseen-gpu", "unseen-generation")]
-        rows.append((family, f"{correction.manifest['num_rows']:,}", *(f"{mean:.1f} %" for mean in means), path.name))
+        means = [_mean(scores[basis]) for basis in ("interpolated", "unseen-gpu", "unseen-generation")]
+        rows.append((family, f"{correction.manifest['num_rows']:,}", *means, path.name))
     columns = ("family", "rows", "held-out shapes", "unseen GPU", "unseen generation", "file")
     records = [dict(zip(columns, row, strict=True)) for row in rows]
     emit(
@@ -54,6 +54,10 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
         ),
         **output,
     )
+
+
+def _mean(scores: dict[str, float]) -> str:
+    return f"{sum(scores.values()) / len(scores):.1f} %" if scores else "not known"
 
 
 def _progress(started: float, text: str) -> None:

@@ -40,12 +40,16 @@ def report(family: str, gpu: hardware.GpuSpec) -> Report:
     scores = {basis: table[gpu.id] for basis, table in correction.manifest["scores"].items() if gpu.id in table}
     num_rows = correction.manifest["rows_per_gpu"].get(gpu.id, 0)
     seen = gpu.id in correction.gpus
-    if seen:
+    basis = "interpolated" if seen else "unseen-gpu" if gpu.arch in correction.archs else "unseen-generation"
+    others = correction.manifest["scores"][basis]
+    if seen and "interpolated" in scores:
         error = f"{scores['interpolated']:.1f} %"
         answer = f"On held-out shapes, {family} on {gpu.id} is off by {error} on average ({num_rows:,} measured rows)."
+    elif seen:
+        answer = f"{family} on {gpu.id} has {num_rows:,} measured rows, too few to hold any out: its accuracy is not known."
+    elif not others:
+        answer = f"{gpu.id} has no {family} rows ({basis}), and no GPU could be held out like it: its accuracy is not known."
     else:
-        basis = "unseen-gpu" if gpu.arch in correction.archs else "unseen-generation"
-        others = correction.manifest["scores"][basis]
         mean = sum(others.values()) / len(others)
         span = f"{min(others.values()):.0f} to {max(others.values()):.0f} %"
         answer = f"{gpu.id} has no {family} rows ({basis}): GPUs held out like it were off by {mean:.1f} % on average ({span})."

@@ -2,11 +2,13 @@
 
     correction = level[GPU, what binds] + trees(shape) + trees(shape on this GPU), each faded out away from its data
 
-A GPU nobody measured has no level and no trees of its own: it keeps what carries over. The artifact holds an index of what it was
+A GPU nobody measured has no level and no trees of its own: it borrows those of a measured GPU with the same die, or keeps what carries
+over. The artifact holds an index of what it was
 trained on, from which the basis of a prediction follows without any data.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 
 from tilecast.errors import MissingData
 from tilecast.hardware import GpuSpec
+from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.trees import Trees
@@ -58,10 +61,11 @@ class Correction:
         beyond = self._beyond(launches.numbers)
         fade = np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
         seen = gpu.id in self.gpus
+        known = gpu.id if seen else self.sibling(gpu)
         log_ratio = self.shared.predict(numbers)
         own = np.zeros(len(GROUPS))
-        if seen:
-            place = self.gpus.index(gpu.id)
+        if known is not None:
+            place = self.gpus.index(known)
             own = self.level[place].astype(np.float64)
             here = np.zeros((len(numbers), len(self.gpus)), np.float32)
             here[:, place] = 1.0
@@ -72,6 +76,17 @@ class Correction:
         bins = np.searchsorted(self.edges, launches.numbers[:, _time_column(launches)])
         width = self.width[bases, bins].astype(np.float64) * (1.0 + np.minimum(beyond, 2.0))
         return Corrected(np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION), width, np.asarray(BASES)[bases])
+
+    def sibling(self, gpu: GpuSpec) -> str | None:
+        """The measured GPU with the same die whose rates are nearest: a new SKU of known silicon behaves like it."""
+        family = [spec for spec in map(catalogued, self.gpus) if spec.die == gpu.die]
+
+        def distance(spec: GpuSpec) -> float:
+            shared = set(gpu.tensor_flop_per_s) & set(spec.tensor_flop_per_s)
+            rates = [abs(math.log(gpu.tensor_flop_per_s[name] / spec.tensor_flop_per_s[name])) for name in shared]
+            return max([abs(math.log(gpu.dram_bytes_per_s / spec.dram_bytes_per_s)), *rates])
+
+        return min(family, key=distance).id if family else None
 
     def columns(self, launches: Launches) -> NDArray[np.float32]:
         """Numbers and one column per known name."""
@@ -111,9 +126,9 @@ def read(path: Path) -> Correction:
     manifest_path = path.with_suffix(".json")
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
-        index = json.loads(metadata["index"])
         if metadata["schema"] != SCHEMA:
             raise MissingData(f"{path.name} has the schema {metadata['schema']!r}, this version reads {SCHEMA!r}: run 'tilecast fit'")
+        index = json.loads(metadata["index"])
         digest = file_digest(path)
         if manifest.get("sha256") != digest:
             raise MissingData(f"{path.name} does not have the hash its manifest states: reinstall tilecast, or run 'tilecast fit'")
@@ -128,8 +143,8 @@ def read(path: Path) -> Correction:
             digest=digest[:12],
             **{name: arrays[name] for name in ("level", "low", "high", "edges", "width")},
         )
-    except (OSError, ValueError, KeyError) as problem:
-        raise MissingData(f"{path.name} or its manifest is damaged: {problem}") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise MissingData(f"{path.name} or its manifest is damaged ({problem}): reinstall tilecast, or run 'tilecast fit'") from None
 
 
 def write(correction: Correction, folder: Path) -> Path:

@@ -1,6 +1,7 @@
 """Which rows teach which family, and the manifest that says so: from data sources to a shipped artifact."""
 
 from collections.abc import Sequence
+from dataclasses import MISSING, fields
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from tilecast import hardware
 from tilecast.datasets import splits, store
 from tilecast.datasets.schema import SHAPES, conform
 from tilecast.errors import InvalidInput, MissingData
+from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning import training
 from tilecast.learning.correction import Correction, write
 from tilecast.learning.training import Say, Settings
@@ -48,25 +50,42 @@ def user_rows(path: Path, family: str) -> pl.DataFrame:
         raw = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as problem:
         raise MissingData(f"{path} is damaged: {str(problem).splitlines()[0]}") from None
-    missing = next((name for name in ("family", "gpu", "dtype", "measured_s") if name not in raw.columns), None)
+    wanted = ("family", "gpu", "dtype", "measured_s", *_required(family))
+    missing = next((name for name in wanted if name not in raw.columns), None)
     if missing is not None:
         raise InvalidInput(f"{path} lacks the column {missing!r}; it has {', '.join(raw.columns)}")
     mine = raw.with_row_index("origin_row").filter(pl.col("family") == family)
-    bad = mine.filter(~(pl.col("measured_s").is_finite() & pl.col("measured_s").is_between(1e-8, 1e3)))
-    if bad.height:
-        raise InvalidInput(
-            f"{path}, row {bad['origin_row'][0] + 1}: measured_s = {bad['measured_s'][0]} must lie between 1e-8 and 1000 seconds"
-        )
     known = [name for name in ("dtype", "identity", "timer", "cache", *SHAPES[family]) if name in mine.columns]
+    measured = pl.col("measured_s").cast(pl.Float64, strict=False)
+    _refuse(path, mine, "measured_s", measured.is_finite() & measured.is_between(1e-8, 1e3), "must lie between 1e-8 and 1000 seconds")
+    for name in wanted:
+        _refuse(path, mine, name, pl.col(name).is_not_null(), "must be given")
+    for name in (name for name in known if SHAPES[family].get(name) == pl.Int64):
+        value = pl.col(name).cast(pl.Float64, strict=False)
+        _refuse(path, mine, name, pl.col(name).is_null() | (value == value.floor()), "must be a whole number")
     gpus = {name: hardware.gpu(name).id for name in mine["gpu"].unique()}
     frame = mine.select(
-        "origin_row", *known, pl.col("gpu").replace_strict(gpus, return_dtype=pl.String), pl.col("measured_s").alias("latency_s")
+        "origin_row", *known, pl.col("gpu").replace_strict(gpus, return_dtype=pl.String), measured.alias("latency_s")
     )
     defaults = {"timer": "profiler", "cache": "cold"}
     for name, value in defaults.items():
         column = pl.col(name).fill_null(value) if name in frame.columns else pl.lit(value)
         frame = frame.with_columns(column.alias(name))
-    return conform(frame, family, engine="sglang", source="user", licence="the user's own", origin=path.name)
+    try:
+        return conform(frame, family, engine="sglang", source="user", licence="the user's own", origin=path.name)
+    except pl.exceptions.PolarsError as problem:
+        raise InvalidInput(f"{path}: {str(problem).splitlines()[0]}") from None
+
+
+def _required(family: str) -> list[str]:
+    """The shape columns without which a launch of the family means nothing."""
+    return [entry.name for entry in fields(kernel_record(family)) if entry.name in SHAPES[family] and entry.default is MISSING]
+
+
+def _refuse(path: Path, frame: pl.DataFrame, name: str, is_good: pl.Expr, rule: str) -> None:
+    bad = frame.filter(~is_good.fill_null(False))
+    if bad.height:
+        raise InvalidInput(f"{path}, row {bad['origin_row'][0] + 1}: {name} = {bad[name][0]} {rule}")
 
 
 def manifest(family: str, rows: pl.DataFrame, settings: Settings) -> dict[str, Any]:

@@ -38,6 +38,6 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             name: np.frombuffer(body[entry["data_offsets"][0] : entry["data_offsets"][1]], DTYPES[entry["dtype"]]).reshape(entry["shape"])
             for name, entry in header.items()
         }
-    except (OSError, ValueError, KeyError, TypeError) as problem:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
         raise MissingData(f"{path} is damaged or no artifact: {problem}") from None
     return arrays, metadata

@@ -31,7 +31,9 @@ SEED = 0
 BINS = 6
 COVERAGE = 0.8
 HELD_OUT = 0.15  # of shapes, for the intervals of GPUs with data
+HELD_OUT_SEED = 1  # another one than the suites split with, so that their training side has shapes of both kinds
 FEWEST_ROWS = 200
+SMALLEST_SPREAD = 1e-9  # log: rows closer together than this leave nothing to learn
 LARGEST_LOG = 3.0  # a row further than this from its analytic time teaches nothing
 IDENTITY = ("gpu", "engine", "dtype", "identity", "timer", "cache")
 
@@ -77,11 +79,11 @@ def examples(rows: pl.DataFrame, family: str, *, settings: Settings, seed: int =
     numeric = [name for name in parameters if SHAPES[family][name] == pl.Int64]
     texts = [name for name in parameters if name not in numeric and name not in ("q_lens", "kv_lens", "node")]
     frame = _capped(rows, settings.rows_per_slice, seed)
-    frame = frame.with_columns(pl.Series("_shape", _uniform(frame, family, seed)))
+    frame = frame.with_columns(pl.Series("_shape", _uniform(frame, family, HELD_OUT_SEED)))
     keys = [pl.col(name).cast(pl.String) for name in (*IDENTITY, *texts)]
     empties = [pl.col(name).is_null().alias(f"_{name}") for name in numeric]
     slices = frame.group_by("gpu", "engine", "dtype").len()
-    weights = {(str(gpu), str(engine), str(dtype)): 1.0 / count for gpu, engine, dtype, count in slices.iter_rows()}
+    weights = {tuple(map(str, key)): 1.0 / count for *key, count in slices.iter_rows()}
     keyed = frame.select(*keys, *numeric, *empties, "latency_s", "_shape")
     parts: list[tuple[Launches, str, pl.DataFrame]] = []
     for _, part in keyed.group_by(*IDENTITY, *texts, *(f"_{name}" for name in numeric), maintain_order=True):
@@ -102,7 +104,7 @@ def examples(rows: pl.DataFrame, family: str, *, settings: Settings, seed: int =
         raise MissingData(f"{family}: no row can be modelled")
     table = pl.concat([part.select("latency_s", "_analytic", "_shape", "engine", "gpu", "dtype") for _, _, part in parts])
     target = np.log((table["latency_s"] / table["_analytic"]).to_numpy())
-    weight = np.array([weights[key] for key in table.select("gpu", "engine", "dtype").iter_rows()])
+    weight = np.array([weights[tuple(map(str, key))] for key in table.select("gpu", "engine", "dtype").iter_rows()])
     every = Examples(
         numbers=np.concatenate([entry.numbers for entry, _, _ in parts]),
         names=[entry.names for entry, _, _ in parts],
@@ -128,7 +130,7 @@ def fit(
     say(f"{family}: {len(data.target):,} rows on {len(set(data.gpu))} GPUs")
     residuals = held_out_residuals(data, family, settings, say)
     edges = np.quantile(data.numbers[:, 11], np.linspace(0, 1, BINS + 1)[1:-1]).astype(np.float32)
-    final = _fit_once(data, family, settings)
+    final = fit_once(data, family, settings)
     return replace(final, edges=edges, width=_widths(residuals, edges), manifest=(manifest or {}) | {"scores": _scores(residuals)})
 
 
@@ -138,8 +140,10 @@ def held_out_residuals(
     """basis -> (log time in launches, log(measured / predicted), GPU) of rows whose shape, die or architecture was held out."""
     found: dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.str_]]] = {}
     is_test = data.shape < HELD_OUT
+    if is_test.all() or not is_test.any():
+        raise MissingData(f"{family}: rows of so few shapes leave none to hold out; measure more shapes")
     say(f"{family}: fitting without {HELD_OUT:.0%} of the shapes")
-    found["interpolated"] = _residuals(_fit_once(data.where(~is_test), family, settings), data.where(is_test))
+    found["interpolated"] = _residuals(fit_once(data.where(~is_test), family, settings), data.where(is_test))
     quick = replace(settings, local_trees=0)
     gpus = sorted(set(data.gpu))
     dies = sorted({tuple(gpu for gpu in same_die(name) if gpu in gpus) for name in gpus})
@@ -158,13 +162,14 @@ def _leaving_out(data: Examples, family: str, settings: Settings, sets: Iterable
         if inside.all():
             continue
         say(f"{family}: fitting without {', '.join(sorted(held))}")
-        parts.append(_residuals(_fit_once(data.where(~inside), family, settings), data.where(inside)))
+        parts.append(_residuals(fit_once(data.where(~inside), family, settings), data.where(inside)))
     if not parts:
         return np.zeros(0), np.zeros(0), np.zeros(0, dtype="<U1")
     return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
 
-def _fit_once(data: Examples, family: str, settings: Settings) -> Correction:
+def fit_once(data: Examples, family: str, settings: Settings) -> Correction:
+    """Levels and trees from these examples; intervals are the caller's to fill in."""
     gpus = tuple(sorted(set(data.gpu.tolist())))
     vocabulary = _vocabulary(data)
     level = _levels(data, gpus)
@@ -240,6 +245,8 @@ def _boost(
         from catboost import CatBoostRegressor, Pool
     except ImportError:
         raise MissingExtra.of("train", "fitting") from None
+    if np.ptp(target) < SMALLEST_SPREAD:
+        return empty()
     model = CatBoostRegressor(
         iterations=trees, depth=depth, learning_rate=settings.rate, loss_function="MAE", border_count=settings.bins, l2_leaf_reg=5.0,
         random_seed=SEED, verbose=0, allow_writing_files=False, thread_count=2,
