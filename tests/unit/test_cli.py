@@ -71,7 +71,7 @@ def test_gpus_as_json_is_a_list_of_objects_with_id_vendor_arch_and_versions(tile
     assert [gpu["id"] for gpu in result.json] == CATALOGUE
     for gpu in result.json:
         assert {"id", "vendor", "arch", "num_sms", "dram_bytes_per_s", "versions"} <= set(gpu)
-        assert set(gpu["versions"]) == {"tilecast", "catalogue"}
+        assert set(gpu["versions"]) == {"tilecast", "catalogue", "artifacts"}
 
 
 def test_gpus_as_csv_has_one_line_per_gpu_under_a_header(tilecast: Tilecast) -> None:

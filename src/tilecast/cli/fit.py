@@ -8,8 +8,8 @@ import click
 
 from tilecast.cli.output import command_line, emit, output_options, require_data_extra, say
 from tilecast.errors import InvalidInput, UnknownName
-from tilecast.learning.correction import FOLDER
 from tilecast.learning.features import SIZES
+from tilecast.learning.manifests import FOLDER
 from tilecast.report import Grid, Report, versions
 
 

@@ -23,9 +23,9 @@ from tilecast.hardware import GpuSpec
 from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
 from tilecast.learning.features import GROUPS, Launches
+from tilecast.learning.manifests import FOLDER
 from tilecast.learning.trees import Trees
 
-FOLDER = Path(__file__).with_name("artifacts")
 SCHEMA = "tilecast.correction/1"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
 RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as inside

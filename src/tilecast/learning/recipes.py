@@ -61,12 +61,10 @@ def user_rows(path: Path, family: str) -> pl.DataFrame:
     for name in wanted:
         _refuse(path, mine, name, pl.col(name).is_not_null(), "must be given")
     for name in (name for name in known if SHAPES[family].get(name) == pl.Int64):
-        value = pl.col(name).cast(pl.Float64, strict=False)
-        _refuse(path, mine, name, pl.col(name).is_null() | (value == value.floor()), "must be a whole number")
+        size = pl.col(name).cast(pl.Float64, strict=False)
+        _refuse(path, mine, name, pl.col(name).is_null() | (size == size.floor()), "must be a whole number")
     gpus = {name: hardware.gpu(name).id for name in mine["gpu"].unique()}
-    frame = mine.select(
-        "origin_row", *known, pl.col("gpu").replace_strict(gpus, return_dtype=pl.String), measured.alias("latency_s")
-    )
+    frame = mine.select("origin_row", *known, pl.col("gpu").replace_strict(gpus, return_dtype=pl.String), measured.alias("latency_s"))
     defaults = {"timer": "profiler", "cache": "cold"}
     for name, value in defaults.items():
         column = pl.col(name).fill_null(value) if name in frame.columns else pl.lit(value)

@@ -7,6 +7,7 @@ from typing import Any
 
 import tilecast
 from tilecast.hardware import catalogue_hash
+from tilecast.learning.manifests import artifacts_hash
 from tilecast.markup import html_table
 
 
@@ -40,4 +41,4 @@ class Report:
 
 def versions() -> dict[str, str]:
     """What a result depends on besides its inputs: printed with every output, so that one line reproduces it."""
-    return {"tilecast": tilecast.__version__, "catalogue": catalogue_hash()}
+    return {"tilecast": tilecast.__version__, "catalogue": catalogue_hash(), "artifacts": artifacts_hash()}

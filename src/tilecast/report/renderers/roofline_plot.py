@@ -43,7 +43,10 @@ def draw(frame: pl.DataFrame, family: str, gpu: str | None, path: Path) -> None:
     for panel in list(panels.flat)[len(gpus) :]:
         panel.set_visible(False)
     handles, labels = panels.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False)
+    legend = figure.legend(handles, labels, loc="outside lower center", ncols=min(8, len(labels)), frameon=False, markerscale=6)
+    for handle in legend.legend_handles:
+        if handle is not None:
+            handle.set_alpha(1.0)
     figure.suptitle(f"{family}: measured throughput against the roofline ({points.height:,} rows)")
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=110, format=path.suffix.removeprefix("."))

@@ -1,0 +1,70 @@
+"""Oblivious trees: worked by hand, saturating, and the same in blocks as one by one."""
+
+import numpy as np
+import pytest
+
+from tilecast.learning.trees import BLOCK, Trees, empty
+
+
+def two_trees() -> Trees:
+    """First: x0 > 1 counts 1, x1 > 10 counts 2. Second: x1 > 5 alone, its other question nobody passes."""
+    return Trees(
+        feature=np.array([[0, 1], [1, 0]], np.int32),
+        threshold=np.array([[1.0, 10.0], [5.0, np.inf]], np.float32),
+        leaf=np.array([[0.5, 1.0, 2.0, 4.0], [-0.25, 0.125, 99.0, 99.0]], np.float32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("x0", "x1", "total"),
+    [
+        (0.0, 0.0, 0.5 - 0.25),  # no, no: leaf 0; no: leaf 0
+        (2.0, 0.0, 1.0 - 0.25),  # yes, no: leaf 1
+        (0.0, 11.0, 2.0 + 0.125),  # no, yes: leaf 2; yes: leaf 1
+        (2.0, 11.0, 4.0 + 0.125),  # yes, yes: leaf 3
+        (2.0, 7.0, 1.0 + 0.125),  # 7 passes 5, not 10
+        (1.0, 10.0, 0.5 + 0.125),  # a threshold itself is not passed
+    ],
+)
+def test_two_trees_worked_by_hand(x0: float, x1: float, total: float) -> None:
+    assert two_trees().predict(np.array([[x0, x1]], np.float32)) == pytest.approx([total], abs=1e-12)
+
+
+def test_beyond_the_last_threshold_nothing_changes_any_more() -> None:
+    numbers = np.array([[x, y] for x in (1.001, 10.0, 1e30) for y in (10.001, 1e3, 3e38)], np.float32)
+    assert set(two_trees().predict(numbers)) == {4.125}
+    assert set(two_trees().predict(-numbers)) == {0.25}
+
+
+def test_blocks_of_rows_are_the_rows_one_by_one() -> None:
+    rng = np.random.default_rng(7)
+    trees = Trees(
+        feature=rng.integers(0, 5, (20, 4)).astype(np.int32),
+        threshold=rng.normal(size=(20, 4)).astype(np.float32),
+        leaf=rng.normal(size=(20, 16)).astype(np.float32),
+    )
+    numbers = rng.normal(size=(2 * BLOCK + 3, 5)).astype(np.float32)
+    together = trees.predict(numbers)
+    assert together.shape == (2 * BLOCK + 3,)
+    for row in (0, 1, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 2):
+        assert trees.predict(numbers[row : row + 1])[0] == together[row]
+
+
+def test_a_sum_of_leaves_walked_in_plain_python() -> None:
+    rng = np.random.default_rng(8)
+    feature, threshold = rng.integers(0, 3, (6, 3)), rng.normal(size=(6, 3)).astype(np.float32)
+    leaf = rng.normal(size=(6, 8)).astype(np.float32)
+    numbers = rng.normal(size=(10, 3)).astype(np.float32)
+    walked = [
+        sum(float(leaf[t][sum(2**d for d in range(3) if row[feature[t, d]] > threshold[t, d])]) for t in range(6)) for row in numbers
+    ]
+    np.testing.assert_allclose(Trees(feature.astype(np.int32), threshold, leaf).predict(numbers), walked, rtol=1e-12)
+
+
+def test_no_trees_say_zero() -> None:
+    assert empty().predict(np.ones((3, 4), np.float32)).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_no_rows_give_no_answers() -> None:
+    assert two_trees().predict(np.zeros((0, 2), np.float32)).shape == (0,)
+    assert empty().predict(np.zeros((0, 2), np.float32)).shape == (0,)
