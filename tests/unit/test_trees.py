@@ -55,9 +55,7 @@ def test_a_sum_of_leaves_walked_in_plain_python() -> None:
     feature, threshold = rng.integers(0, 3, (6, 3)), rng.normal(size=(6, 3)).astype(np.float32)
     leaf = rng.normal(size=(6, 8)).astype(np.float32)
     numbers = rng.normal(size=(10, 3)).astype(np.float32)
-    walked = [
-        sum(float(leaf[t][sum(2**d for d in range(3) if row[feature[t, d]] > threshold[t, d])]) for t in range(6)) for row in numbers
-    ]
+    walked = [sum(float(leaf[t][sum(2**d for d in range(3) if row[feature[t, d]] > threshold[t, d])]) for t in range(6)) for row in numbers]
     np.testing.assert_allclose(Trees(feature.astype(np.int32), threshold, leaf).predict(numbers), walked, rtol=1e-12)
 
 

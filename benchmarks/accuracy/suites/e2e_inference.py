@@ -58,7 +58,7 @@ def ours(measured: pl.DataFrame) -> pl.DataFrame:
         found = predict(MODELS[case["model"]], case["gpu"], tp=case["tp"], requests=pairs, engine="sglang")
         predicted += [{**case, "part": part, "predicted": seconds} for part, seconds in _parts(found).items()]
     frame = pl.DataFrame(predicted, schema_overrides={name: measured.schema[name] for name in (*CASE, "part")})
-    return scored(measured.join(frame, on=[*CASE, "part"], how="inner", maintain_order="left"), "analytic", "ours").select(
+    return scored(measured.join(frame, on=[*CASE, "part"], how="inner", maintain_order="left"), "tilecast", "ours").select(
         *measured.columns, "predictor", "kind", "predicted"
     )
 

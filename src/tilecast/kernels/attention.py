@@ -580,6 +580,10 @@ class _Attention:
     identity: str | None = None
     split: int | None = None  # fix the parts of a split KV instead of choosing
 
+    def newest_identity(self, gpu: GpuSpec) -> str | None:
+        """What the newest SGLang would run."""
+        return newest_sglang(gpu)
+
 
 def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, q_len: Any) -> Shape:
     num_kv_heads = kernel.num_heads if kernel.num_kv_heads is None else kernel.num_kv_heads

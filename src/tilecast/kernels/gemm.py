@@ -27,6 +27,11 @@ OWN_TILES = {
     "deepgemm": ((64, 64), (64, 128), (128, 128)),
     "cutlass": ((64, 64), (64, 128), (128, 128), (128, 256)),
 }
+NEWEST_SGLANG = {
+    **dict.fromkeys(("fp64", "fp32", "tf32", "fp16", "bf16"), "cublas"),
+    **dict.fromkeys(("fp8", "fp8_static", "nvfp4", "mxfp4", "int8"), "cutlass"),
+    "fp8_block": "deepgemm",
+}
 K_STEP = {True: 64, False: 16}  # a main loop's step along K, on tensor cores or not
 LEAST_SPLIT_K = 256  # a split leaves at least this much of K to each part
 
@@ -84,6 +89,10 @@ class Gemm:
             fixed_s=np.where(split > 1, reduction_s, 0.0) + self._quantise_s(size, gpu, protocol),
             variants=tuple(f"{rows}x{columns}{kind}" for rows, columns in tiles for kind in ("", " split-K")),
         )
+
+    def newest_identity(self, gpu: GpuSpec) -> str | None:
+        """What the newest SGLang would run."""
+        return NEWEST_SGLANG.get(self.dtype)
 
     def _quantise_s(self, size: dict[str, Floats], gpu: GpuSpec, protocol: Protocol) -> Floats | float:
         """16-bit activations made narrow first: a profiler times the product alone, a graph or an event the whole call."""

@@ -52,6 +52,10 @@ class _Mla:
     identity: str | None = None
     split: int | None = None  # fix the parts of a split KV instead of choosing
 
+    def newest_identity(self, gpu: GpuSpec) -> str | None:
+        """What the newest SGLang would run."""
+        return newest_sglang_mla(gpu)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MlaPrefill(_Mla):

@@ -109,6 +109,10 @@ class Moe:
     dtype: str = "bf16"
     identity: str | None = None
 
+    def newest_identity(self, gpu: GpuSpec) -> str | None:
+        """What the newest SGLang would run; data-centre Blackwell has kernels without a name of their own."""
+        return None if gpu.target in FUSED_TARGETS else "triton"
+
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         held = quantisation(self.dtype)
         problem = _problem(self)

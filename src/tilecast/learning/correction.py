@@ -28,6 +28,13 @@ from tilecast.learning.trees import Trees
 
 SCHEMA = "tilecast.correction/1"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
+NEAREST = {
+    "profiler": ("graph", "event"),
+    "event": ("graph", "profiler"),
+    "cold": ("rotated", "warm"),
+    "rotated": ("warm", "cold"),
+    "": ("sglang",),
+}
 RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as inside
 FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the correction is left
 LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
@@ -90,11 +97,15 @@ class Correction:
 
     def columns(self, launches: Launches) -> NDArray[np.float32]:
         """Numbers and one column per known name."""
-        flags = [
-            float(launches.names.get(name) == value) for name, values in self.vocabulary.items() for value in values
-        ]  # the same for all launches
-        named = np.broadcast_to(np.asarray(flags, np.float32), (len(launches.numbers), len(flags)))
-        return np.concatenate([launches.numbers, named], axis=1)
+        named = {name: self._nearest(name, launches.names.get(name, "")) for name in self.vocabulary}
+        flags = [float(named[name] == value) for name, values in self.vocabulary.items() for value in values]  # the same for all
+        columns = np.broadcast_to(np.asarray(flags, np.float32), (len(launches.numbers), len(flags)))
+        return np.concatenate([launches.numbers, columns], axis=1)
+
+    def _nearest(self, name: str, value: str) -> str:
+        """A protocol or engine that was never measured is taken as the nearest that was; its own physics is in the analytic time."""
+        known = self.vocabulary[name]
+        return value if value in known else next((other for other in NEAREST.get(value, ()) if other in known), value)
 
     def _beyond(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """How far outside the training range the worst feature lies, in ranges."""
@@ -149,6 +160,8 @@ def read(path: Path) -> Correction:
 
 def write(correction: Correction, folder: Path) -> Path:
     """Weights and manifest, side by side; the manifest states the weights' hash."""
+    import tempfile
+
     path = folder / f"{correction.family}.safetensors"
     trees = {
         f"{name}.{part}": getattr(getattr(correction, name), part)
@@ -157,9 +170,14 @@ def write(correction: Correction, folder: Path) -> Path:
     }
     arrays = trees | {name: getattr(correction, name) for name in ("level", "low", "high", "edges", "width")}
     index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs")}
-    tensors.write(path, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)})
-    manifest = {**correction.manifest, "sha256": file_digest(path)}
-    path.with_suffix(".json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:  # so that a failure leaves what was there
+        weights = Path(draft) / path.name
+        tensors.write(weights, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)})
+        manifest = {**correction.manifest, "sha256": file_digest(weights)}
+        text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+        weights.with_suffix(".json").write_text(text, encoding="utf-8")
+        for written in (weights, weights.with_suffix(".json")):
+            written.replace(folder / written.name)
     return path
 
 

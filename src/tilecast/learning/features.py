@@ -4,6 +4,7 @@ A GPU's own level is learned apart (levels.py), so these features carry over to 
 pipeline, waves and tails, how the working set compares with L2, how sizes align, and which kernel, dtype and protocol it is.
 """
 
+import json
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -79,8 +80,31 @@ def launches(kernel: Any, gpu: GpuSpec, protocol: Protocol, analysis: Analysis, 
     return Launches(np.stack(columns, axis=1).astype(np.float32), names, group)
 
 
+def asked_names(kernel: Any, gpu: GpuSpec, names: dict[str, str]) -> dict[str, str]:
+    """`names` of a question rather than a measurement: what was left open is what the newest SGLang would run."""
+    filled = dict(names)
+    if getattr(kernel, "identity", None) is None and hasattr(kernel, "newest_identity"):
+        filled["identity"] = str(kernel.newest_identity(gpu))
+    if "kv_dtype" in names and kernel.kv_dtype is None:
+        filled["kv_dtype"] = names["dtype"]
+    return filled
+
+
+def _left_open(kernel: Any, name: str) -> Any:
+    """A size that follows from others: a ragged batch's count and mean lengths, as many KV heads as heads, no window."""
+    if name == "num_kv_heads":
+        return kernel.num_heads
+    lists = {"batch": "q_lens", "q_len": "q_lens", "kv_len": "kv_lens"}.get(name)
+    given = getattr(kernel, lists, None) if lists else None
+    if given is None:
+        return 0.0
+    parsed = json.loads(given) if isinstance(given, str) else given
+    each = parsed if len(parsed) and isinstance(parsed[0], list | tuple | np.ndarray) else [parsed]
+    return [len(batch) if name == "batch" else float(np.mean(batch)) for batch in each]
+
+
 def _size(kernel: Any, name: str, length: int) -> NDArray[np.float64]:
     raw = getattr(kernel, name)
-    if raw is None:
-        return np.zeros(length)
+    if raw is None or (name == "batch" and getattr(kernel, "q_lens", None) is not None):
+        raw = _left_open(kernel, name)
     return np.broadcast_to(np.asarray(raw, dtype=np.float64).reshape(-1), length)

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import execution_of
 from tilecast.learning.correction import load
-from tilecast.learning.features import SIZES, launches
+from tilecast.learning.features import SIZES, asked_names, launches
 from tilecast.markup import html_table
 
 BLOCK = 4096  # launches priced at once: their arrays stay in the processor's cache
@@ -107,7 +107,7 @@ def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, le
         width: Floats | float = interval_width(kernel.family)
         median_s, basis = analysis.analytic_s, np.full(len(analysis.analytic_s), "analytic")
     else:
-        corrected = correction.correct(found, gpu)
+        corrected = correction.correct(replace(found, names=asked_names(kernel, gpu, found.names)), gpu)
         median_s = np.maximum(analysis.analytic_s * np.exp(corrected.log_ratio), analysis.bound_s)
         width, basis = corrected.width, corrected.basis
     low_s = np.maximum(median_s * np.exp(-np.asarray(width)), analysis.bound_s)

@@ -1,0 +1,175 @@
+"""Laws of the median, with whatever corrections are shipped and with none: nothing beats its bound, the interval holds the median,
+a batch equals its members, and doubling a size does not make a launch faster."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tilecast.kernels.registry import kernel as kernel_record
+from tilecast.predictors.kernel import BLOCK, KernelPrediction, predict_kernel
+
+# Measured ones, same-die siblings of measured ones, and GPUs, generations and vendors that nobody measured.
+GPUS = ("h100-sxm", "a100-sxm-80gb", "l40s", "b200-sxm", "h200-sxm", "a40", "h20", "rtx-4090", "mi300x")
+FAMILIES = ("gemm", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "moe")
+MOST_LOST = 0.03  # of the median, when a size doubles
+NUM_SAMPLED = 300
+
+gpus = st.sampled_from(GPUS)
+protocols = st.fixed_dictionaries({"timer": st.sampled_from(["profiler", "graph", "event"]), "cache": st.sampled_from(["cold", "warm"])})
+each_family = pytest.mark.parametrize("family", FAMILIES)
+learned_or_not = pytest.mark.parametrize("learned", [True, False], ids=["shipped", "physics"])
+
+
+def sizes(low: int, high: int) -> st.SearchStrategy[int]:
+    """Whole numbers: powers of two, multiples of 64, and any others."""
+    powers = [2**power for power in range(17) if low <= 2**power <= high]
+    multiples = st.integers(1, max(1, high // 64)).map(lambda count: max(low, 64 * count))
+    return st.one_of(st.sampled_from(powers), multiples, st.integers(low, min(high, 300)), st.integers(low, high))
+
+
+def shapes(family: str) -> st.SearchStrategy[dict[str, int]]:
+    if family == "gemm":
+        thin = st.one_of(st.just(1), sizes(1, 64))
+        return st.fixed_dictionaries({"m": sizes(1, 16_384), "n": sizes(1, 32_768), "k": sizes(1, 32_768), "batch": thin})
+    if family == "moe":
+        experts = st.sampled_from([8, 64, 128])
+        widths = st.sampled_from([768, 1024, 2048, 4096])
+        routing = {"num_tokens": sizes(1, 16_384), "num_experts": experts, "topk": st.sampled_from([1, 2, 4])}
+        return st.fixed_dictionaries({**routing, "hidden_size": widths, "inter_size": widths})
+    common = {"batch": sizes(1, 128 if family.endswith("decode") else 8), "kv_len": sizes(1, 32_768)}
+    if family.startswith("mla"):
+        requests = st.fixed_dictionaries({**common, "num_heads": st.sampled_from([8, 16, 32, 128])})
+    else:
+        heads = st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]))
+        requests = st.builds(
+            lambda shape, heads, head_dim: shape | {"num_kv_heads": heads[0], "num_heads": heads[0] * heads[1], "head_dim": head_dim},
+            st.fixed_dictionaries(common), heads, st.sampled_from([64, 128]),
+        )  # fmt: skip
+    return requests if family.endswith("decode") else requests.map(lambda shape: shape | {"q_len": shape["kv_len"]})
+
+
+def doubled(family: str, shape: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What was doubled -> the doubled shape. New tokens come with their keys, query heads alone or with their KV heads."""
+    together = {name: (name,) for name in shape if name not in ("num_kv_heads", "q_len", "num_experts")}
+    if "q_len" in shape:
+        together["kv_len"] = ("q_len", "kv_len")
+    if "num_kv_heads" in shape:
+        together["all heads"] = ("num_heads", "num_kv_heads")
+    return {what: shape | {name: 2 * shape[name] for name in names} for what, names in together.items()}
+
+
+def predicted(family: str, shape: dict[str, Any], gpu: str, learned: bool, **protocol: str) -> KernelPrediction:
+    return predict_kernel(kernel_record(family)(**shape), gpu, learned=learned, **protocol)
+
+
+@each_family
+@learned_or_not
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), gpu=gpus, protocol=protocols)
+def test_no_median_beats_its_bound_and_its_interval_holds_it(
+    family: str, learned: bool, data: st.DataObject, gpu: str, protocol: dict[str, str]
+) -> None:
+    found = predicted(family, data.draw(shapes(family)), gpu, learned, **protocol)
+    assert 0 < found.bound_s[0] <= found.median_s[0] < np.inf
+    assert found.bound_s[0] <= found.low_s[0] <= found.median_s[0] <= found.high_s[0] < np.inf
+    assert found.basis[0] in ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation", "analytic")
+
+
+@pytest.mark.parametrize("family", ["gemm", "attention_decode"])
+@learned_or_not
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), gpu=gpus)
+def test_absurdly_large_sizes_still_obey(family: str, learned: bool, data: st.DataObject, gpu: str) -> None:
+    shape = data.draw(shapes(family))
+    name = data.draw(st.sampled_from(["m", "n", "k"] if family == "gemm" else ["batch", "kv_len"]))
+    found = predicted(family, shape | {name: data.draw(st.integers(10**6, 10**9))}, gpu, learned)
+    assert 0 < found.bound_s[0] <= found.low_s[0] <= found.median_s[0] <= found.high_s[0] < np.inf
+
+
+@each_family
+@learned_or_not
+@settings(deadline=None, max_examples=20)
+@given(data=st.data(), gpu=gpus)
+def test_a_batch_of_launches_is_its_members(family: str, learned: bool, data: st.DataObject, gpu: str) -> None:
+    members = data.draw(st.lists(shapes(family), min_size=1, max_size=8))
+    together = predicted(family, {name: np.array([shape[name] for shape in members]) for name in members[0]}, gpu, learned)
+    alone = [predicted(family, shape, gpu, learned) for shape in members]
+    assert together.basis.tolist() == [one.basis[0] for one in alone]
+    for part in ("bound_s", "median_s", "low_s", "high_s"):
+        np.testing.assert_allclose(getattr(together, part), [getattr(one, part)[0] for one in alone], rtol=1e-9)
+
+
+def test_launches_beyond_one_block_are_their_members() -> None:
+    m = np.arange(1, BLOCK + 100)
+    together = predicted("gemm", {"m": m, "n": 4096, "k": 1024}, "h100-sxm", True)
+    assert len(together.median_s) == len(together.basis) == len(m)
+    for row in (0, BLOCK - 1, BLOCK, len(m) - 1):
+        alone = predicted("gemm", {"m": int(m[row]), "n": 4096, "k": 1024}, "h100-sxm", True)
+        assert alone.median_s[0] == pytest.approx(together.median_s[row], rel=1e-9)
+
+
+def known_to_fail(family: str, learned: bool, reason: str) -> Any:
+    return pytest.param(family, learned, marks=pytest.mark.xfail(reason=reason, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("family", "learned"),
+    [
+        ("gemm", False),
+        ("moe", False),
+        known_to_fail("gemm", True, "trees step: 0.8 % of random launches and sizes lose more than 3 %, at worst 24 %"),
+        known_to_fail("moe", True, "trees step"),
+        known_to_fail("attention_decode", False, "KV is split by rule, cheaper or not: 0.3 % lose more than 3 %, at worst 30 %"),
+        known_to_fail("attention_decode", True, "KV is split by rule, cheaper or not: 0.3 % lose more than 3 %, at worst 30 %"),
+    ],
+)
+@settings(deadline=None, max_examples=150, derandomize=True, database=None, phases=[Phase.generate])
+@given(data=st.data(), gpu=gpus)
+def test_doubling_any_size_never_lowers_the_median_by_more_than_3_percent(
+    family: str, learned: bool, data: st.DataObject, gpu: str
+) -> None:
+    shape = data.draw(shapes(family))
+    before = predicted(family, shape, gpu, learned).median_s[0]
+    for what, larger in doubled(family, shape).items():
+        after = predicted(family, larger, gpu, learned).median_s[0]
+        assert after >= before * (1 - MOST_LOST), f"{family} on {gpu}, {shape}: twice the {what}, {before:.3g} s becomes {after:.3g} s"
+
+
+@pytest.mark.parametrize("family", ["gemm", "attention_decode", "moe"])
+@learned_or_not
+def test_launches_that_get_faster_when_doubled_stay_rare_and_mild(family: str, learned: bool) -> None:
+    rng = np.random.default_rng(0)
+    lost = np.concatenate(list(map(np.concatenate, (lost_when_doubled(family, gpu, learned, rng) for gpu in GPUS))))
+    assert np.mean(lost > MOST_LOST) < 0.03
+    assert lost.max() < 0.5
+
+
+def lost_when_doubled(family: str, gpu: str, learned: bool, rng: np.random.Generator) -> list[np.ndarray]:
+    """The share of the median that each launch loses, for each size that can be doubled."""
+    shape = sampled(family, rng)
+    before = predicted(family, shape, gpu, learned).median_s
+    return [1 - predicted(family, larger, gpu, learned).median_s / before for larger in doubled(family, shape).values()]
+
+
+def sampled(family: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """NUM_SAMPLED launches, sizes spread evenly over their logarithm; two of three are powers of two or multiples of 64."""
+
+    def size(low: int, high: int) -> np.ndarray:
+        plain = np.exp(rng.uniform(np.log(low), np.log(high), NUM_SAMPLED)).astype(np.int64)
+        kind = rng.integers(0, 3, NUM_SAMPLED)
+        return np.select([kind == 0, kind == 1], [2 ** np.round(np.log2(plain)).astype(np.int64), np.maximum(low, plain // 64 * 64)], plain)
+
+    def among(*values: int) -> np.ndarray:
+        return rng.choice(values, NUM_SAMPLED)
+
+    if family == "gemm":
+        return {"m": size(1, 16_384), "n": size(16, 32_768), "k": size(16, 32_768), "batch": np.where(among(0, 1), 1, size(1, 64))}
+    if family == "moe":
+        routing = {"num_tokens": size(1, 16_384), "num_experts": among(8, 64, 128), "topk": among(1, 2, 4)}
+        return {**routing, "hidden_size": among(1024, 2048, 4096), "inter_size": among(768, 1408, 4096)}
+    kv_heads = among(1, 2, 4, 8)
+    heads = {"num_heads": kv_heads * among(1, 2, 4, 8), "num_kv_heads": kv_heads, "head_dim": among(64, 128)}
+    return {"batch": size(1, 128), "kv_len": size(16, 32_768), **heads}

@@ -1,0 +1,316 @@
+"""The learned correction on weights made by hand: who gets which part, how it fades, its basis and interval, and how it is stored."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tilecast import hardware
+from tilecast.errors import MissingData
+from tilecast.kernels.gemm import Gemm
+from tilecast.kernels.rms_norm import RmsNorm
+from tilecast.learning import correction as corrections
+from tilecast.learning import tensors
+from tilecast.learning.correction import Correction, file_digest, load, read, write
+from tilecast.learning.features import GROUPS, Launches, number_names
+from tilecast.learning.trees import Trees
+from tilecast.predictors.kernel import interval_width, predict_kernel
+
+NUMBERS = number_names("gemm")
+LOG2_M = NUMBERS.index("log2 m")
+LOG_TIME = NUMBERS.index("log time in launches")
+VOCABULARY = {"cache": ["cold"], "dtype": ["bf16", "fp16"]}
+ON_A100 = len(NUMBERS) + 3  # behind the numbers and three names: the first GPU's own column
+WIDTH = np.array([[0.1, 0.2, 0.3], [0.15, 0.3, 0.45], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9]], np.float32)
+
+
+def by_hand(**changed: Any) -> Correction:
+    """m > 256 costs 0.3 instead of 0.1 everywhere; on the A100 0.05 more, on the L40S 0.05 less; each has a level per group."""
+    one = Correction(
+        family="gemm",
+        vocabulary=VOCABULARY,
+        gpus=("a100-sxm-80gb", "l40s"),
+        archs=("ada", "ampere"),
+        level=np.array([[0.2, 0.1, 0.0], [-0.2, -0.1, -0.3]], np.float32),
+        low=np.full(len(NUMBERS), -20.0, np.float32),
+        high=np.full(len(NUMBERS), 20.0, np.float32),
+        shared=Trees(np.array([[LOG2_M]], np.int32), np.array([[8.0]], np.float32), np.array([[0.1, 0.3]], np.float32)),
+        local=Trees(np.array([[ON_A100]], np.int32), np.array([[0.5]], np.float32), np.array([[-0.05, 0.05]], np.float32)),
+        edges=np.array([1.0, 2.0], np.float32),
+        width=WIDTH,
+        manifest={"scores": {}},
+        digest="",
+    )
+    return replace(one, **changed)
+
+
+def launches(*rows: dict[int, float], binds: str = "compute", **names: str) -> Launches:
+    numbers = np.zeros((len(rows), len(NUMBERS)), np.float32)
+    for row, values in enumerate(rows):
+        for column, value in values.items():
+            numbers[row, column] = value
+    return Launches(numbers, {"dtype": "bf16", "cache": "cold"} | names, np.full(len(rows), GROUPS.index(binds)))
+
+
+SMALL, LARGE = {LOG2_M: 4.0}, {LOG2_M: 12.0}
+
+
+@pytest.fixture
+def artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of artifacts that stands for the shipped one, with the GEMM of `by_hand` in it."""
+    monkeypatch.setattr(corrections, "FOLDER", tmp_path)
+    load.cache_clear()
+    yield write(by_hand(), tmp_path)
+    load.cache_clear()
+
+
+def sentence(path: Path) -> str:
+    with pytest.raises(MissingData) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    assert path.name in str(caught.value)
+    return str(caught.value)
+
+
+# ---- who gets what -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "binds", "small"),
+    [
+        ("a100-sxm-80gb", "compute", 0.1 + 0.05 + 0.2),
+        ("a100-sxm-80gb", "memory", 0.1 + 0.05 + 0.1),
+        ("a100-sxm-80gb", "launch", 0.1 + 0.05 + 0.0),
+        ("l40s", "compute", 0.1 - 0.05 - 0.2),
+        ("l40s", "launch", 0.1 - 0.05 - 0.3),
+    ],
+)
+def test_a_measured_gpu_gets_its_level_and_its_own_trees(gpu: str, binds: str, small: float) -> None:
+    found = by_hand().correct(launches(SMALL, LARGE, binds=binds), hardware.gpu(gpu))
+    assert found.log_ratio == pytest.approx([small, small + 0.2], abs=1e-6)
+    assert found.basis.tolist() == ["interpolated", "interpolated"]
+
+
+@pytest.mark.parametrize(("gpu", "basis"), [("a40", "unseen-gpu"), ("l4", "unseen-gpu"), ("h100-sxm", "unseen-generation")])
+def test_an_unseen_die_gets_only_what_shapes_do_everywhere(gpu: str, basis: str) -> None:
+    found = by_hand().correct(launches(SMALL, LARGE), hardware.gpu(gpu))
+    assert found.log_ratio == pytest.approx([0.1, 0.3], abs=1e-6)
+    assert found.basis.tolist() == [basis, basis]
+
+
+@pytest.mark.parametrize("gpu", ["rtx-4090", "l40", "rtx-6000-ada"])
+def test_an_unseen_gpu_borrows_from_a_measured_one_with_its_die_and_says_unseen(gpu: str) -> None:
+    assert hardware.gpu(gpu).die == hardware.gpu("l40s").die
+    found = by_hand().correct(launches(SMALL), hardware.gpu(gpu))
+    assert found.log_ratio == pytest.approx([0.1 - 0.05 - 0.2], abs=1e-6)
+    assert found.basis.tolist() == ["unseen-gpu"]
+    assert found.width == pytest.approx([WIDTH[2, 0]])
+
+
+def test_of_several_siblings_the_nearest_in_rates_lends() -> None:
+    gpus = ("h100-sxm", "h200-sxm")
+    assert by_hand(gpus=gpus).sibling(hardware.gpu("h800-sxm")) == "h100-sxm"  # the same memory
+    assert by_hand(gpus=gpus).sibling(hardware.gpu("mi300x")) is None
+
+
+def test_a_level_given_from_outside_replaces_the_gpus_own() -> None:
+    level = np.array([1.0, 2.0, 3.0])
+    for gpu, trees in (("a100-sxm-80gb", 0.15), ("h100-sxm", 0.1)):
+        found = by_hand().correct(launches(SMALL, binds="memory"), hardware.gpu(gpu), level=level)
+        assert found.log_ratio == pytest.approx([trees + 2.0], abs=1e-6)
+
+
+def test_names_nobody_has_seen_have_no_column() -> None:
+    columns = by_hand().columns(launches(SMALL, cache="warm", dtype="fp16", engine="new"))
+    assert columns[0, len(NUMBERS) :].tolist() == [0.0, 0.0, 1.0]
+
+
+# ---- far from the data ---------------------------------------------------------------------------------------------
+
+
+def test_far_outside_the_range_the_trees_fade_to_nothing() -> None:
+    # The range is 40 wide: 220 lies five ranges beyond it.
+    found = by_hand().correct(launches({LOG2_M: 220.0}), hardware.gpu("a100-sxm-80gb"))
+    assert found.log_ratio == pytest.approx([0.2], abs=1e-6)  # the GPU's level stays
+    assert found.basis.tolist() == ["extrapolated-shape"]
+    unseen = by_hand().correct(launches({LOG2_M: 220.0}), hardware.gpu("h100-sxm"))
+    assert unseen.log_ratio == pytest.approx([0.0], abs=1e-6)
+    assert unseen.basis.tolist() == ["unseen-generation"]
+
+
+def test_half_a_range_outside_a_third_of_the_trees_is_left() -> None:
+    # 40.8 lies 0.52 ranges beyond, 0.02 of which count as inside: exp(-(0.5 / 0.5) ** 2) of 0.3 + 0.05
+    found = by_hand().correct(launches({LOG2_M: 40.8}), hardware.gpu("a100-sxm-80gb"))
+    assert found.log_ratio == pytest.approx([0.2 + 0.35 * math.exp(-1)], abs=1e-5)
+
+
+def test_a_little_outside_still_counts_as_inside() -> None:
+    inside, outside = {LOG2_M: 20.7}, {LOG2_M: 20.9}  # 0.0175 and 0.0225 of the range
+    found = by_hand().correct(launches(inside, outside), hardware.gpu("l40s"))
+    assert found.basis.tolist() == ["interpolated", "extrapolated-shape"]
+
+
+def test_below_the_range_is_outside_as_well() -> None:
+    found = by_hand().correct(launches({LOG2_M: -220.0}), hardware.gpu("l40s"))
+    assert found.log_ratio == pytest.approx([-0.2], abs=1e-6)
+    assert found.basis.tolist() == ["extrapolated-shape"]
+
+
+@pytest.mark.parametrize(("level", "clipped"), [(9.0, 2.5), (-9.0, -2.5)])
+def test_a_correction_never_exceeds_a_factor_of_twelve(level: float, clipped: float) -> None:
+    wild = by_hand(level=np.full((2, 3), level, np.float32))
+    assert wild.correct(launches(SMALL), hardware.gpu("l40s")).log_ratio.tolist() == [clipped]
+
+
+# ---- intervals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("gpu", "row"), [("l40s", 0), ("a40", 2), ("h100-sxm", 3)])
+def test_the_interval_is_that_of_the_basis_and_of_the_time_in_launches(gpu: str, row: int) -> None:
+    found = by_hand().correct(launches({LOG_TIME: 0.5}, {LOG_TIME: 1.5}, {LOG_TIME: 9.0}), hardware.gpu(gpu))
+    assert found.width == pytest.approx(WIDTH[row])
+
+
+def test_the_interval_widens_outside_the_range_up_to_three_times() -> None:
+    found = by_hand().correct(launches({LOG2_M: 40.0}, {LOG2_M: 220.0}, {LOG2_M: 1e6}), hardware.gpu("l40s"))
+    assert found.width == pytest.approx(WIDTH[1, 0] * np.array([1.5, 3.0, 3.0]))
+
+
+# ---- on disk -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    before = by_hand(manifest={"date": "2026-01-01", "scores": {"interpolated": {"l40s": 3.0}}})
+    path = write(before, tmp_path)
+    after = read(path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["gemm.json", "gemm.safetensors"]
+    for name in ("family", "vocabulary", "gpus", "archs"):
+        assert getattr(after, name) == getattr(before, name)
+    for name in ("level", "low", "high", "edges", "width"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+    for gpu in ("l40s", "a40", "rtx-4090"):
+        asked = launches(SMALL, LARGE, {LOG2_M: 50.0})
+        ours, theirs = (one.correct(asked, hardware.gpu(gpu)) for one in (before, after))
+        np.testing.assert_array_equal(ours.log_ratio, theirs.log_ratio)
+    assert after.manifest == before.manifest | {"sha256": file_digest(path)}
+    assert file_digest(path).startswith(after.digest)
+    assert len(after.digest) == 12
+
+
+def test_nothing_half_written_is_left_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, *_: object) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tensors, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(by_hand(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_manifest_leaves_the_old_artifact_as_it_was(tmp_path: Path) -> None:
+    path = write(by_hand(), tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(TypeError):
+        write(by_hand(edges=np.array([5.0, 6.0], np.float32), manifest={"date": object()}), tmp_path)
+    assert path.read_bytes() == before
+    assert read(path).edges.tolist() == [1.0, 2.0]
+
+
+def test_a_manifest_that_states_another_hash_is_refused(artifact: Path) -> None:
+    manifest = artifact.with_suffix(".json")
+    manifest.write_text(manifest.read_text().replace(file_digest(artifact), "0" * 64))
+    assert "hash" in sentence(artifact)
+    assert "reinstall tilecast, or run 'tilecast fit'" in sentence(artifact)
+
+
+def test_another_schema_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "gemm.safetensors"
+    tensors.write(path, {}, {"schema": "tilecast.correction/9"})
+    path.with_suffix(".json").write_text(json.dumps({"sha256": file_digest(path)}))
+    assert "'tilecast.correction/9'" in sentence(path)
+    assert "run 'tilecast fit'" in sentence(path)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]", "5"])
+def test_a_missing_or_damaged_manifest_is_refused(content: str | None, artifact: Path) -> None:
+    manifest = artifact.with_suffix(".json")
+    if content is None:
+        manifest.unlink()
+    else:
+        manifest.write_text(content)
+    assert "run 'tilecast fit'" in sentence(artifact)
+
+
+@pytest.mark.parametrize("index", ["[]", "{}", "not json", "5"])
+def test_a_damaged_index_is_refused(index: str, tmp_path: Path) -> None:
+    path = tmp_path / "gemm.safetensors"
+    tensors.write(path, {}, {"schema": corrections.SCHEMA, "index": index})
+    path.with_suffix(".json").write_text(json.dumps({"sha256": file_digest(path)}))
+    assert "run 'tilecast fit'" in sentence(path)
+
+
+def test_damaged_weights_are_refused(artifact: Path) -> None:
+    content = artifact.read_bytes()
+    artifact.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # one bit
+    assert "hash" in sentence(artifact)
+    artifact.write_bytes(content[:-5])
+    assert "damaged" in sentence(artifact)
+    with pytest.raises(MissingData):
+        predict_kernel(Gemm(m=64, n=64, k=64), "l40s")
+
+
+def test_a_family_without_a_file_has_no_correction(artifact: Path) -> None:
+    assert load("moe") is None
+    loaded = load("gemm")
+    assert loaded is not None
+    assert loaded.gpus == ("a100-sxm-80gb", "l40s")
+
+
+# ---- predictions ---------------------------------------------------------------------------------------------------
+
+
+def test_a_prediction_is_the_analytic_time_corrected(artifact: Path) -> None:
+    kernel = Gemm(m=np.array([4096, 8192]), n=4096, k=4096)
+    found = predict_kernel(kernel, "a100-sxm-80gb")
+    assert found.basis.tolist() == ["interpolated", "interpolated"]
+    # m > 256, compute binds: 0.3 + 0.05 + 0.2
+    assert found.median_s == pytest.approx(np.maximum(found.analytic_s * math.exp(0.55), found.bound_s))
+    assert found.high_s / found.median_s == pytest.approx(np.exp(WIDTH[0, 2]))
+    assert found.low_s == pytest.approx(np.maximum(found.median_s * np.exp(-WIDTH[0, 2]), found.bound_s))
+
+
+def test_a_correction_never_takes_a_prediction_below_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilecast.predictors.kernel.load", lambda _: by_hand(level=np.full((2, 3), -2.5, np.float32)))
+    found = predict_kernel(Gemm(m=8192, n=8192, k=8192), "l40s")
+    assert found.median_s.tolist() == found.low_s.tolist() == found.bound_s.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "fp32"])
+def test_a_dtype_the_artifact_has_not_seen_is_physics_alone(dtype: str, artifact: Path) -> None:
+    found = predict_kernel(Gemm(m=4096, n=4096, k=4096, dtype=dtype), "l40s")
+    assert found.basis.tolist() == ["analytic"]
+    assert found.median_s.tolist() == found.analytic_s.tolist()
+    assert found.high_s / found.median_s == pytest.approx(math.exp(interval_width("gemm")))
+
+
+def test_a_family_without_artifact_is_physics_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilecast.predictors.kernel.load", lambda _: None)
+    for kernel in (Gemm(m=64, n=64, k=64), RmsNorm(rows=64, cols=4096)):
+        found = predict_kernel(kernel, "l40s")
+        assert found.basis.tolist() == ["analytic"]
+        assert found.median_s.tolist() == found.analytic_s.tolist()
+
+
+def test_a_family_that_cannot_be_learned_is_never_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(family: str) -> None:
+        raise AssertionError(family)
+
+    monkeypatch.setattr("tilecast.predictors.kernel.load", asked)
+    assert predict_kernel(RmsNorm(rows=64, cols=4096), "l40s").basis.tolist() == ["analytic"]
+    assert predict_kernel(Gemm(m=64, n=64, k=64), "l40s", learned=False).basis.tolist() == ["analytic"]
