@@ -111,7 +111,7 @@ def _groups(rows: pl.DataFrame, family: str) -> Iterator[Group]:
             arguments["identity"] = first["identity"]
         try:
             built = record(dtype=first["dtype"], **arguments)
-        except InvalidInput:
+        except (InvalidInput, TypeError):  # a parameter the data does not have
             continue
         protocol = Protocol(first["timer"], first["cache"] or "warm")
         yield Group(part["_row"].to_numpy(), built, hardware.gpu(first["gpu"]), protocol, first["engine"] or "")

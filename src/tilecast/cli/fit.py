@@ -15,14 +15,19 @@ from tilecast.report import Grid, Report, versions
 
 @click.command(name="fit")
 @click.argument("families", nargs=-1)
-@click.option("--sources", "names", multiple=True, help="A data source, or a .csv / .parquet file of your own rows (repeatable).")
+@click.option(
+    "--sources",
+    "names",
+    multiple=True,
+    help="A data source, or a .csv / .parquet file of your own rows (repeatable); default: all that are here.",
+)
 @click.option("--out", "-o", "folder", metavar="DIR", help="Where to write [default: into the installed package].")
 @click.option("--quick", is_flag=True, help="Fewer rows and trees: minutes instead of the better part of an hour.")
 @output_options
 def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | None, quick: bool, **output: bool) -> None:
     """Retrain the learned corrections from measured data: same rows, same seed, same weights."""
     require_data_extra()
-    from tilecast.learning.recipes import DEFAULT_SOURCES, fit_family
+    from tilecast.learning.recipes import fit_family
 
     unknown = next((family for family in families if family not in SIZES), None)
     if unknown is not None:
@@ -33,7 +38,7 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
     started = time.monotonic()
     rows = []
     for family in families or tuple(SIZES):
-        correction, path = fit_family(family, names or DEFAULT_SOURCES, target, quick=quick, say=partial(_progress, started))
+        correction, path = fit_family(family, names, target, quick=quick, say=partial(_progress, started))
         scores = correction.manifest["scores"]
         means = [_mean(scores[basis]) for basis in ("interpolated", "unseen-gpu", "unseen-generation")]
         rows.append((family, f"{correction.manifest['num_rows']:,}", *means, path.name))
@@ -49,7 +54,7 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
             ],
             payload={"families": records, "versions": versions()},
             records=records,
-            python="from tilecast.learning.recipes import fit_family\nfit_family('gemm', ('aiconfigurator',), folder)",
+            python="from tilecast.learning.recipes import fit_family\nfit_family('gemm', (), folder)",
             command=command_line("fit", *families, sources=names, out=folder, quick=quick),
         ),
         **output,

@@ -195,33 +195,38 @@ def _pipelines(prediction: KernelPrediction) -> Grid:
                 right=frozenset({"demand at peak", "busiest SM, reachable"}), spare=("",))  # fmt: skip
 
 
+TOGETHER = "fourth root of the sum of fourth powers"
+STAGES = {
+    "pipelines of the busiest SM together": f"the busy times above: {TOGETHER}",
+    "starts and end": "filling pipelines for each round of tasks, draining the last",
+    "waits that nothing hides": "dependent steps inside a task",
+    "DRAM": "bytes at the bandwidth that such kernels reach",
+    "SM and DRAM together": f"(pipelines + starts + waits) and DRAM: {TOGETHER}",
+    "further kernels": "reductions, quantisation, routing: launched besides",
+    "launch": "on the device, and the host's part for timer event",
+    "cheapest variant": "SM and DRAM + further kernels + launch, at least the bound",
+}
+
+
 def _explained(prediction: KernelPrediction) -> Grid:
     """The stages with numbers: enough to redo the result with a pocket calculator."""
-    from tilecast.execution import constants
-
-    analysis, gpu, using = prediction.analysis, prediction.gpu, constants()
-    on_sm = {name: float(values[0]) for name, values in analysis.busy_s.items() if name != "dram"}
-    joined = sum((value * 1e6) ** 4 for value in on_sm.values()) ** 0.25
+    analysis, gpu = prediction.analysis, prediction.gpu
     placement = analysis.placement
+    work = f"{placement.busiest_tasks[0]:.4g} tasks on the busiest SM"
     rows = [
-        (
-            "tasks",
-            f"{placement.num_tasks[0]:g} tasks / {gpu.num_sms} SMs",
-            f"{placement.busiest_tasks[0]:.4g} tasks' work on the busiest SM",
-        ),
+        ("tasks", f"{placement.num_tasks[0]:g} tasks on {gpu.num_sms} SMs", work),
         ("clock", f"boost {gpu.boost_clock_hz / 1e9:g} GHz, power limit {gpu.tdp_w or 0:g} W", f"{analysis.clock_hz[0] / 1e9:.4g} GHz"),
-        *((f"busy: {name}", "demand on the busiest SM at the reachable rate", f"{value * 1e6:.4g} us") for name, value in on_sm.items()),
-        ("on the SM", "fourth root of the sum of fourth powers", f"{joined:.4g} us"),
-        ("start and end", f"rounds x {using.fill_s * 1e6:g} us + {using.drain_s * 1e6:g} us", "added to the SM's time"),
-        (
-            "dram",
-            f"bytes / ({using.dram_fraction:g} x {gpu.dram_bytes_per_s / 1e12:g} TB/s)",
-            f"{float(analysis.busy_s['dram'][0]) * 1e6:.4g} us",
-        ),
-        ("launch", f"{using.launch_cycles:g} clocks at boost + {using.launch_s * 1e6:g} us", f"{analysis.launch_s[0] * 1e6:.4g} us"),
-        ("analytic", "SM and DRAM overlapped, plus launch; soft minimum over tiles", f"{prediction.analytic_s[0] * 1e6:.4g} us"),
-    ]
+        *((f"busy: {name}", "at the rate it reaches", _us(values[0])) for name, values in analysis.busy_s.items() if name != "dram"),
+        *((name, STAGES.get(name, ""), _us(values[0])) for name, values in analysis.stages_s.items()),
+        ("analytic", "average over variants, weighted towards the cheapest", _us(prediction.analytic_s[0])),
+        ("latency", f"x {prediction.median_s[0] / prediction.analytic_s[0]:.4g}: learned correction, basis {prediction.basis[0]}",
+         _us(prediction.median_s[0])),
+    ]  # fmt: skip
     return Grid(title="How it comes about", columns=("stage", "from", "result"), rows=rows, right=frozenset({"result"}))
+
+
+def _us(seconds: float) -> str:
+    return f"{float(seconds) * 1e6:.4g} us"
 
 
 def _levers(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any], timing: dict[str, Any], now: KernelPrediction) -> Grid:

@@ -13,7 +13,7 @@ from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastErr
 from tilecast.report import Report, versions
 
 ADDED = ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "bound_by", "basis")
-COMMON = ("family", "gpu", "dtype", "identity", "timer", "cache")
+COMMON = ("family", "gpu", "dtype", "identity", "timer", "cache", "engine")
 FORMATS = (".csv", ".parquet")
 
 
@@ -23,7 +23,7 @@ FORMATS = (".csv", ".parquet")
 @click.option("--keep-going", is_flag=True, help="Leave bad rows empty instead of stopping at the first.")
 @output_options
 def command(source: str, target: str, keep_going: bool, **output: bool) -> None:
-    """Predict every row of IN: columns family, gpu, dtype, [identity, timer, cache] and the family's parameters."""
+    """Predict every row of IN: columns family, gpu, dtype, [identity, timer, cache, engine] and the parameters of the family."""
     for path in (source, target):
         if Path(path).suffix not in FORMATS:
             raise InvalidInput(f"{path!r} must end in {' or '.join(FORMATS)}")
@@ -95,7 +95,7 @@ def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[s
     except TypeError as problem:
         missing = str(problem).partition("argument")[2].lstrip("s: ").strip()
         raise InvalidInput(f"{first['family']} lacks {missing}") from None
-    timing = {name: first[name] for name in ("timer", "cache") if first.get(name)}
+    timing = {name: first[name] for name in ("timer", "cache", "engine") if first.get(name)}
     prediction = predict_kernel(built, first["gpu"], **timing)
     values = {name: getattr(prediction, name) for name in ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "basis")}
     values["bound_by"] = prediction.analysis.bound_by

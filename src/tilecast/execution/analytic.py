@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class Analysis:
     clock_hz: Floats
     launch_s: Floats
     variant: np.ndarray  # the tile or split that wins: names
+    stages_s: Mapping[str, Floats] = field(default_factory=dict)  # how the winner's time adds up, in the order it does
 
 
 def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | None = None) -> Analysis:
@@ -65,9 +66,10 @@ def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants |
         dram_per_s = np.minimum(dram_per_s, np.minimum(num_tasks, gpu.num_sms) * l2_per_s)
     dram_s = np.asarray(tasks.dram_bytes / dram_per_s)
 
-    on_sm = _smooth_maximum(list(busy.values())) + (rounds * using.fill_s + using.drain_s)
-    on_sm = on_sm + busiest * tasks.exposed_clocks / (boost_hz * slowdown)
-    running = _smooth_maximum([on_sm, dram_s])
+    pipelines_s = _smooth_maximum(list(busy.values()))
+    edges_s = rounds * using.fill_s + using.drain_s
+    exposed_s = busiest * tasks.exposed_clocks / (boost_hz * slowdown)
+    running = _smooth_maximum([pipelines_s + edges_s + exposed_s, dram_s])
     launch_s = launch_seconds(gpu, using) + (using.host_event_s if protocol.timer == "event" else 0.0)
     bound_s = np.broadcast_to(_bound(tasks, gpu), shape[0])
     time_s = np.broadcast_to(np.maximum(running + (tasks.fixed_s + launch_s), bound_s[:, None]), shape)
@@ -102,6 +104,16 @@ def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants |
         clock_hz=boost_hz * chosen(slowdown),
         launch_s=np.full(shape[0], launch_s),
         variant=np.asarray(tasks.variants)[best],
+        stages_s={
+            "pipelines of the busiest SM together": chosen(pipelines_s),
+            "starts and end": chosen(edges_s),
+            "waits that nothing hides": chosen(exposed_s),
+            "DRAM": chosen(dram_s),
+            "SM and DRAM together": chosen(running),
+            "further kernels": chosen(tasks.fixed_s),
+            "launch": np.full(shape[0], launch_s),
+            "cheapest variant": chosen(time_s),
+        },
     )
 
 

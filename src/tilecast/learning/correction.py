@@ -67,8 +67,8 @@ class Correction:
         numbers = self.columns(launches)
         beyond = self._beyond(launches.numbers)
         fade = np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
-        seen = gpu.id in self.gpus
-        known = gpu.id if seen else self.sibling(gpu)
+        seen = gpu.id in self.gpus and not gpu.overrides  # a what-if part was never measured
+        known = gpu.id if gpu.id in self.gpus else self.sibling(gpu)
         log_ratio = self.shared.predict(numbers)
         own = np.zeros(len(GROUPS))
         if known is not None:

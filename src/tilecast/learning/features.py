@@ -1,6 +1,6 @@
 """What the correction may look at: how an analytic time is made up, the launch's sizes, and names. No hardware number by itself.
 
-A GPU's own level is learned apart (levels.py), so these features carry over to GPUs nobody measured: shares of the analytic time per
+A GPU's own level is learned apart (training.py), so these features carry over to GPUs nobody measured: shares of the analytic time per
 pipeline, waves and tails, how the working set compares with L2, how sizes align, and which kernel, dtype and protocol it is.
 """
 

@@ -18,7 +18,15 @@ from tilecast.learning import training
 from tilecast.learning.correction import Correction, write
 from tilecast.learning.training import Say, Settings
 
-DEFAULT_SOURCES = ("aiconfigurator",)
+# Which sources teach a family; those that are not here are left out, and the manifest says which were used.
+SOURCES = {
+    "gemm": ("aiconfigurator", "vidur", "frontier", "llmservingsim", "infersim", "pipeweave", "neusight"),
+    "attention_prefill": ("aiconfigurator", "frontier", "llmservingsim", "infersim"),
+    "attention_decode": ("aiconfigurator", "frontier", "llmservingsim", "infersim"),
+    "mla_prefill": ("aiconfigurator",),
+    "mla_decode": ("aiconfigurator", "infersim"),
+    "moe": ("aiconfigurator", "pipeweave"),
+}
 ROWS_PER_SLICE = {"gemm": 4000, "attention_prefill": 6000, "attention_decode": 6000, "mla_prefill": 8000, "mla_decode": 8000, "moe": 3000}
 QUICK = Settings(shared_trees=60, local_trees=60, local_depth=6, rows_per_slice=400)
 
@@ -32,14 +40,25 @@ def fit_family(family: str, names: Sequence[str], folder: Path, *, quick: bool =
 
 
 def training_rows(family: str, names: Sequence[str]) -> pl.DataFrame:
-    """Usable rows of the sources: each engine's newest version, and a user's files as they are."""
+    """Usable rows of the sources (default: all of the family's that are here), and a user's files as they are."""
     files = [Path(name) for name in names if Path(name).suffix in (".csv", ".parquet")]
-    stored = [name for name in names if Path(name) not in files]
-    frames = [*(splits.newest(store.rows(family, [name])) for name in stored), *(user_rows(path, family) for path in files)]
-    rows = pl.concat(frames)
+    here = store.available()
+    stored = [name for name in names if Path(name) not in files] or [
+        name for name in SOURCES[family] if not files and isinstance(here[name], Path)
+    ]
+    frames = [*(_stored_rows(family, name) for name in stored), *(user_rows(path, family) for path in files)]
+    rows = pl.concat(frames) if frames else pl.DataFrame()
     if not rows.height:
-        raise MissingData(f"no usable rows of {family} in {', '.join(names)}")
+        raise MissingData(f"no usable rows of {family} in {', '.join(names or SOURCES[family])}")
     return rows
+
+
+def _stored_rows(family: str, name: str) -> pl.DataFrame:
+    """The newest version of each engine where a source has several campaigns; single rows of one tuned configuration teach nothing here."""
+    rows = store.rows(family, [name])
+    if name == "aiconfigurator":
+        return splits.newest(rows)
+    return rows.filter(~pl.col("origin").cast(pl.String).str.contains("moe_dse|moe_tuning"))
 
 
 def user_rows(path: Path, family: str) -> pl.DataFrame:

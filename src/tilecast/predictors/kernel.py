@@ -148,7 +148,7 @@ def _concatenated(parts: list[Any]) -> Any:
     for entry in fields(first):
         values = [getattr(part, entry.name) for part in parts]
         if isinstance(values[0], Mapping):
-            lengths = [len(next(iter(value.values()))) for value in values]
+            lengths = [len(next(iter(value.values()), ())) for value in values]
             names = dict.fromkeys(name for value in values for name in value)
             joined[entry.name] = {
                 name: np.concatenate([value.get(name, np.zeros(length)) for value, length in zip(values, lengths, strict=True)])

@@ -42,7 +42,7 @@ def _show_grid(console: Console, grid: Grid) -> None:
     for row in grid.rows:
         table.add_row(*(Text(row[place]) for place in places))
     console.print(table)
-    if hidden:
+    if hidden := [name for name in hidden if name]:
         console.print(Text(f"left out on {console.width} columns: {', '.join(hidden)} (--csv and --json have all)", style=palette.QUIET))
 
 
