@@ -19,9 +19,9 @@ DTYPE_GROUPS = {
 }  # fmt: skip
 
 
-def contenders() -> list[Predictor]:
+def contenders(learned: Learned | None = None) -> list[Predictor]:
     """Everything that is fitted and scored beside the peers: ours with and without learning, and the baselines."""
-    return [Learned(), Analytic(), *baselines()]
+    return [learned or Learned(), Analytic(), *baselines()]
 
 
 def grouped(rows: pl.DataFrame, family: str) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""python -m benchmarks.fit.gemm: refit the machine's constants on bf16 GEMM training shapes, and print them with the error before and after.
+"""python -m benchmarks.fit.gemm: refit the machine's constants on bf16 GEMM training shapes; prints them and the error before and after.
 
 Powell's method on the mean absolute log error, mean over (GPU, engine), with a weak pull towards the present values; seeded, one minute.
 Numbers that these rows cannot tell (vector energy, AMD's share, the host's part) stay as they are.

@@ -2,54 +2,24 @@
 
 import csv
 import io
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
+from tests.unit.command_line import Result, Tilecast
 from tilecast import hardware
 from tilecast.cli import main
 from tilecast.errors import MissingData
 
 ESCAPE = "\x1b"
 CATALOGUE = [spec.id for spec in hardware.gpus()]
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Tilecast = Callable[..., Result]
-
-
-@pytest.fixture
-def tilecast(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Tilecast:
-    """Runs a command line in this process."""
-    for variable in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(variable, raising=False)
-
-    def run(*arguments: str) -> Result:
-        capsys.readouterr()
-        code = main.run(list(arguments))
-        return Result(code, *capsys.readouterr())
-
-    return run
 
 
 def refused(result: Result, code: int = 2) -> str:

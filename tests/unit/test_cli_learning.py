@@ -2,17 +2,15 @@
 
 import csv
 import io
-import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.unit.command_line import Result, Tilecast
 from tilecast.cli import main
 from tilecast.kernels.gemm import Gemm
 from tilecast.learning import correction as corrections
@@ -28,34 +26,6 @@ SCORES = {
     "unseen-gpu": {"a100-sxm-80gb": 12.0, "l40s": 20.0},
     "unseen-generation": {"a100-sxm-80gb": 14.0, "l40s": 25.0},
 }
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Tilecast = Callable[..., Result]
-
-
-@pytest.fixture
-def tilecast(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Tilecast:
-    """Runs a command line in this process."""
-    for variable in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(variable, raising=False)
-
-    def run(*arguments: str) -> Result:
-        capsys.readouterr()
-        code = main.run(list(arguments))
-        return Result(code, *capsys.readouterr())
-
-    return run
 
 
 def refused(result: Result, code: int = 2) -> str:
@@ -76,7 +46,8 @@ def artifact(folder: Path, scores: dict[str, dict[str, float]]) -> None:
         Correction(
             family="gemm", vocabulary={"dtype": ["bf16"]}, gpus=("a100-sxm-80gb", "l40s"), archs=("ada", "ampere"),
             level=np.zeros((2, 3), np.float32), low=np.full(num_numbers, -99, np.float32), high=np.full(num_numbers, 99, np.float32),
-            shared=empty(), local=empty(), edges=np.zeros(0, np.float32), width=np.full((4, 1), 0.1, np.float32), manifest=manifest,
+            shared=empty(), local=empty(), carry=1.0, edges=np.zeros(0, np.float32), width=np.full((4, 1), 0.1, np.float32),
+            manifest=manifest,
             digest="",
         ),
         folder,

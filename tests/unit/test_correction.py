@@ -41,6 +41,7 @@ def by_hand(**changed: Any) -> Correction:
         high=np.full(len(NUMBERS), 20.0, np.float32),
         shared=Trees(np.array([[LOG2_M]], np.int32), np.array([[8.0]], np.float32), np.array([[0.1, 0.3]], np.float32)),
         local=Trees(np.array([[ON_A100]], np.int32), np.array([[0.5]], np.float32), np.array([[-0.05, 0.05]], np.float32)),
+        carry=1.0,
         edges=np.array([1.0, 2.0], np.float32),
         width=WIDTH,
         manifest={"scores": {}},
@@ -78,6 +79,18 @@ def sentence(path: Path) -> str:
 
 
 # ---- who gets what -------------------------------------------------------------------------------------------------
+
+
+def test_an_unmeasured_architecture_gets_only_the_share_of_the_trees_that_carries_over() -> None:
+    # log2 m = 4 is below the threshold 8: the shared tree says 0.1; a quarter of it carries over, and there is no level
+    corrected = by_hand(carry=0.25).correct(launches(SMALL), hardware.gpu("h100-sxm"))
+    assert corrected.log_ratio == pytest.approx([0.025])
+    assert corrected.basis.tolist() == ["unseen-generation"]
+
+
+def test_a_what_if_part_is_never_called_measured() -> None:
+    what_if = hardware.gpu("l40s", {"num_sms": 200})
+    assert by_hand().correct(launches(SMALL), what_if).basis.tolist() == ["unseen-gpu"]
 
 
 @pytest.mark.parametrize(
@@ -123,6 +136,13 @@ def test_a_level_given_from_outside_replaces_the_gpus_own() -> None:
     for gpu, trees in (("a100-sxm-80gb", 0.15), ("h100-sxm", 0.1)):
         found = by_hand().correct(launches(SMALL, binds="memory"), hardware.gpu(gpu), level=level)
         assert found.log_ratio == pytest.approx([trees + 2.0], abs=1e-6)
+
+
+def test_a_measured_gpu_with_a_changed_fact_keeps_the_correction_but_counts_as_unseen() -> None:
+    what_if = hardware.gpu("l40s", {"dram_bytes_per_s": 2e12})
+    found = by_hand().correct(launches(SMALL), what_if)
+    assert found.log_ratio == pytest.approx([0.1 - 0.05 - 0.2], abs=1e-6)
+    assert found.basis.tolist() == ["unseen-gpu"]
 
 
 def test_names_nobody_has_seen_have_no_column() -> None:

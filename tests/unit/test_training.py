@@ -350,3 +350,11 @@ def test_a_file_without_rows_of_the_family_is_missing_data(tmp_path: Path) -> No
     path = write_rows(tmp_path / "a.csv", "moe,h100-sxm,bf16,128,256,512,1e-5")
     with pytest.raises(MissingData, match="no usable rows of gemm"):
         training_rows("gemm", [str(path)])
+
+
+def test_the_carry_is_the_share_that_leaves_the_least_error() -> None:
+    # predictions twice as large as the truth on both GPUs: half of them is exactly right
+    target = np.array([0.1, -0.2, 0.3, -0.4])
+    tested = training.Tested(np.zeros(4), target, 2 * target, np.array(["a", "a", "b", "b"]))
+    assert training.best_carry(tested) == 0.5
+    assert training.best_carry(training.Tested(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, "<U1"))) == 1.0

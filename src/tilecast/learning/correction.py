@@ -53,6 +53,7 @@ class Correction:
     high: NDArray[np.float32]
     shared: Trees
     local: Trees
+    carry: float  # how much of the shared trees holds on GPUs nobody measured, by leaving architectures out
     edges: NDArray[np.float32]  # of log(time / launch): bins of the interval's width
     width: NDArray[np.float32]  # (bases, bins): half the 80 % interval, in log
     manifest: Mapping[str, Any]
@@ -71,7 +72,9 @@ class Correction:
         known = gpu.id if gpu.id in self.gpus else self.sibling(gpu)
         log_ratio = self.shared.predict(numbers)
         own = np.zeros(len(GROUPS))
-        if known is not None:
+        if known is None:
+            log_ratio = self.carry * log_ratio
+        else:
             place = self.gpus.index(known)
             own = self.level[place].astype(np.float64)
             here = np.zeros((len(numbers), len(self.gpus)), np.float32)
@@ -111,6 +114,7 @@ class Correction:
         """How far outside the training range the worst feature lies, in ranges."""
         span = np.maximum(self.high - self.low, 1e-3)
         outside = np.maximum(np.maximum(self.low - numbers, numbers - self.high) / span, 0.0)
+        outside[:, self.high <= self.low] = 0.0  # a flag that never varied in training says nothing of distance
         return np.asarray(outside.max(axis=1), dtype=np.float64)
 
 
@@ -148,6 +152,7 @@ def read(path: Path) -> Correction:
             vocabulary=index["vocabulary"],
             gpus=tuple(index["gpus"]),
             archs=tuple(index["archs"]),
+            carry=float(index["carry"]),
             shared=Trees(arrays["shared.feature"], arrays["shared.threshold"], arrays["shared.leaf"]),
             local=Trees(arrays["local.feature"], arrays["local.threshold"], arrays["local.leaf"]),
             manifest=manifest,
@@ -169,7 +174,7 @@ def write(correction: Correction, folder: Path) -> Path:
         for part in ("feature", "threshold", "leaf")
     }
     arrays = trees | {name: getattr(correction, name) for name in ("level", "low", "high", "edges", "width")}
-    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs")}
+    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "carry")}
     with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:  # so that a failure leaves what was there
         weights = Path(draft) / path.name
         tensors.write(weights, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)})

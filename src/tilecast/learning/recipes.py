@@ -27,7 +27,7 @@ SOURCES = {
     "mla_decode": ("aiconfigurator", "infersim"),
     "moe": ("aiconfigurator", "pipeweave"),
 }
-ROWS_PER_SLICE = {"gemm": 4000, "attention_prefill": 6000, "attention_decode": 6000, "mla_prefill": 8000, "mla_decode": 8000, "moe": 3000}
+ROWS_PER_SLICE = {"gemm": 2500, "attention_prefill": 3000, "attention_decode": 3000, "mla_prefill": 6000, "mla_decode": 6000, "moe": 2000}
 QUICK = Settings(shared_trees=60, local_trees=60, local_depth=6, rows_per_slice=400)
 
 
@@ -58,6 +58,8 @@ def _stored_rows(family: str, name: str) -> pl.DataFrame:
     rows = store.rows(family, [name])
     if name == "aiconfigurator":
         return splits.newest(rows)
+    if "kv_lens" in rows.columns:
+        rows = rows.filter(pl.col("kv_lens").is_null())  # ragged batches have no single length to learn from
     return rows.filter(~pl.col("origin").cast(pl.String).str.contains("moe_dse|moe_tuning"))
 
 

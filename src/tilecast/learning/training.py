@@ -34,7 +34,8 @@ HELD_OUT = 0.15  # of shapes, for the intervals of GPUs with data
 HELD_OUT_SEED = 1  # another one than the suites split with, so that their training side has shapes of both kinds
 FEWEST_ROWS = 200
 SMALLEST_SPREAD = 1e-9  # log: rows closer together than this leave nothing to learn
-THINNED_ROWS = 100_000
+THINNED_ROWS = 60_000
+CARRIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 LARGEST_LOG = 3.0  # a row further than this from its analytic time teaches nothing
 IDENTITY = ("gpu", "engine", "dtype", "identity", "timer", "cache")
 
@@ -45,9 +46,9 @@ Say = Callable[[str], None]
 class Settings:
     """How hard to try; the defaults fit a family in a few minutes on two cores."""
 
-    shared_trees: int = 250
+    shared_trees: int = 200
     shared_depth: int = 6
-    local_trees: int = 500
+    local_trees: int = 400
     local_depth: int = 7
     rate: float = 0.1
     rows_per_slice: int = 12_000  # of one GPU, engine, dtype and identity
@@ -129,22 +130,48 @@ def fit(
     settings = settings or Settings()
     data = examples(rows, family, settings=settings)
     say(f"{family}: {len(data.target):,} rows on {len(set(data.gpu))} GPUs")
-    residuals = held_out_residuals(data, family, settings, say)
+    tested = held_out(data, family, settings, say)
+    carry = best_carry(tested["unseen-generation"])
+    residuals = {basis: part.residuals(1.0 if basis == "interpolated" else carry) for basis, part in tested.items()}
     edges = np.quantile(data.numbers[:, 11], np.linspace(0, 1, BINS + 1)[1:-1]).astype(np.float32)
     final = fit_once(data, family, settings)
+    final = replace(final, carry=carry)
     return replace(final, edges=edges, width=_widths(residuals, edges), manifest=(manifest or {}) | {"scores": _scores(residuals)})
 
 
-def held_out_residuals(
-    data: Examples, family: str, settings: Settings, say: Say
-) -> dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.str_]]]:
-    """basis -> (log time in launches, log(measured / predicted), GPU) of rows whose shape, die or architecture was held out."""
-    found: dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.str_]]] = {}
+@dataclass(frozen=True, slots=True, eq=False)
+class Tested:
+    """Rows that were held out: log time in launches, log(measured / analytic), its prediction, and the GPU."""
+
+    times: NDArray[np.float64]
+    target: NDArray[np.float64]
+    predicted: NDArray[np.float64]
+    gpu: NDArray[np.str_]
+
+    def residuals(self, carry: float) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.str_]]:
+        return self.times, self.target - carry * self.predicted, self.gpu
+
+
+def best_carry(tested: Tested) -> float:
+    """The share of the shared trees' word that helps most where whole architectures were held out, mean over GPUs."""
+    if not len(tested.target):
+        return 1.0
+
+    def error(carry: float) -> float:
+        off = np.abs(np.expm1(carry * tested.predicted - tested.target))
+        return float(np.mean([off[tested.gpu == gpu].mean() for gpu in np.unique(tested.gpu)]))
+
+    return min(CARRIES, key=error)
+
+
+def held_out(data: Examples, family: str, settings: Settings, say: Say) -> dict[str, Tested]:
+    """basis -> rows whose shape, die or architecture was held out, with their predictions."""
+    found: dict[str, Tested] = {}
     is_test = data.shape < HELD_OUT
     if is_test.all() or not is_test.any():
         raise MissingData(f"{family}: rows of so few shapes leave none to hold out; measure more shapes")
     say(f"{family}: fitting without {HELD_OUT:.0%} of the shapes")
-    found["interpolated"] = _residuals(fit_once(data.where(~is_test), family, settings), data.where(is_test))
+    found["interpolated"] = _tested(fit_once(data.where(~is_test), family, settings), data.where(is_test))
     quick = replace(settings, local_trees=0)
     every = max(1, len(data.target) // THINNED_ROWS)  # these fits repeat for every die and architecture: fewer rows will do
     data = data.where(np.arange(len(data.target)) % every == 0)
@@ -158,17 +185,17 @@ def held_out_residuals(
     return found
 
 
-def _leaving_out(data: Examples, family: str, settings: Settings, sets: Iterable[set[str]], say: Say) -> Any:
+def _leaving_out(data: Examples, family: str, settings: Settings, sets: Iterable[set[str]], say: Say) -> Tested:
     parts = []
     for held in sets:
         inside = np.isin(data.gpu, sorted(held))
         if inside.all():
             continue
         say(f"{family}: fitting without {', '.join(sorted(held))}")
-        parts.append(_residuals(fit_once(data.where(~inside), family, settings), data.where(inside)))
+        parts.append(_tested(fit_once(data.where(~inside), family, settings), data.where(inside)))
     if not parts:
-        return np.zeros(0), np.zeros(0), np.zeros(0, dtype="<U1")
-    return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+        return Tested(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, dtype="<U1"))
+    return Tested(*(np.concatenate([getattr(part, name) for part in parts]) for name in ("times", "target", "predicted", "gpu")))
 
 
 def fit_once(data: Examples, family: str, settings: Settings) -> Correction:
@@ -196,6 +223,7 @@ def fit_once(data: Examples, family: str, settings: Settings) -> Correction:
         high=data.numbers.max(axis=0),
         shared=shared,
         local=local,
+        carry=1.0,
         edges=np.zeros(0, np.float32),
         width=np.full((len(BASES), 1), 0.3, np.float32),
         manifest={},
@@ -203,7 +231,7 @@ def fit_once(data: Examples, family: str, settings: Settings) -> Correction:
     )
 
 
-def _residuals(correction: Correction, test: Examples) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.str_]]:
+def _tested(correction: Correction, test: Examples) -> Tested:
     predicted = np.zeros(len(test.target))
     order = np.argsort(test.group_of, kind="stable")
     starts = np.flatnonzero(np.diff(test.group_of[order], prepend=-1))
@@ -211,7 +239,7 @@ def _residuals(correction: Correction, test: Examples) -> tuple[NDArray[np.float
         if len(rows):
             part = Launches(test.numbers[rows], test.names[test.group_of[rows[0]]], test.binds[rows])
             predicted[rows] = correction.correct(part, hardware.gpu(str(test.gpu[rows[0]]))).log_ratio
-    return test.numbers[:, 11].astype(np.float64), test.target - predicted, test.gpu
+    return Tested(test.numbers[:, 11].astype(np.float64), test.target, predicted, test.gpu)
 
 
 def _levels(data: Examples, gpus: Sequence[str]) -> NDArray[np.float64]:
