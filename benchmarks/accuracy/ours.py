@@ -74,7 +74,7 @@ class Learned:
         analysis = execution_of(group.kernel, group.gpu, group.protocol)
         if self.correction is None:
             return analysis.analytic_s
-        found = launches(group.kernel, group.gpu, group.protocol, analysis, group.engine)
+        found = launches(group.kernel, group.gpu, analysis, group.engine)
         if not self.correction.applies_to(found):
             return analysis.analytic_s
         log_ratio = self.correction.correct(found, group.gpu).log_ratio

@@ -28,13 +28,6 @@ from tilecast.learning.trees import Trees
 
 SCHEMA = "tilecast.correction/1"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
-NEAREST = {
-    "profiler": ("graph", "event"),
-    "event": ("graph", "profiler"),
-    "cold": ("rotated", "warm"),
-    "rotated": ("warm", "cold"),
-    "": ("sglang",),
-}
 RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as inside
 FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the correction is left
 LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
@@ -106,9 +99,9 @@ class Correction:
         return np.concatenate([launches.numbers, columns], axis=1)
 
     def _nearest(self, name: str, value: str) -> str:
-        """A protocol or engine that was never measured is taken as the nearest that was; its own physics is in the analytic time."""
+        """An engine that was never measured is taken as SGLang."""
         known = self.vocabulary[name]
-        return value if value in known else next((other for other in NEAREST.get(value, ()) if other in known), value)
+        return "sglang" if name == "engine" and value not in known else value
 
     def _beyond(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """How far outside the training range the worst feature lies, in ranges."""

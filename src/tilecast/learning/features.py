@@ -1,7 +1,7 @@
 """What the correction may look at: how an analytic time is made up, the launch's sizes, and names. No hardware number by itself.
 
 A GPU's own level is learned apart (training.py), so these features carry over to GPUs nobody measured: shares of the analytic time per
-pipeline, waves and tails, how the working set compares with L2, how sizes align, and which kernel, dtype and protocol it is.
+pipeline, waves and tails, how the working set compares with L2, how sizes align, and which kernel, dtype and engine it is.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilecast.execution import Analysis, Protocol
+from tilecast.execution import Analysis
 from tilecast.execution.analytic import PIPELINES
 from tilecast.execution.cache import cache_bytes
 from tilecast.hardware import GpuSpec
@@ -50,7 +50,7 @@ def number_names(family: str) -> list[str]:
     return [*shares, "log waves", "tail", "clock", "log time in launches", "log traffic over cache", *sizes, *aligned]
 
 
-def launches(kernel: Any, gpu: GpuSpec, protocol: Protocol, analysis: Analysis, engine: str) -> Launches:
+def launches(kernel: Any, gpu: GpuSpec, analysis: Analysis, engine: str) -> Launches:
     length = len(analysis.analytic_s)
     time_s = analysis.analytic_s
     none = np.zeros(length)
@@ -76,7 +76,8 @@ def launches(kernel: Any, gpu: GpuSpec, protocol: Protocol, analysis: Analysis, 
     memory = np.maximum(busy["dram"], busy["l2"])
     group = np.argmax(np.stack([compute, memory, analysis.launch_s]), axis=0)
     names = {name: str(getattr(kernel, name)) for name in NAMES if name in {entry.name for entry in fields(kernel)}}
-    names |= {"timer": protocol.timer, "cache": protocol.cache, "engine": engine}
+    # Timer and cache state are in the analytic time. As names they would stand for the lab: each lab has its own way of timing.
+    names |= {"engine": engine}
     return Launches(np.stack(columns, axis=1).astype(np.float32), names, group)
 
 

@@ -48,7 +48,7 @@ class Settings:
 
     shared_trees: int = 200
     shared_depth: int = 6
-    local_trees: int = 400
+    local_trees: int = 600
     local_depth: int = 7
     rate: float = 0.1
     rows_per_slice: int = 12_000  # of one GPU, engine, dtype and identity
@@ -101,7 +101,7 @@ def examples(rows: pl.DataFrame, family: str, *, settings: Settings, seed: int =
         except (InvalidInput, SpecError):
             continue
         measured = part.with_columns(pl.Series("_analytic", np.broadcast_to(analysis.analytic_s, part.height)))
-        parts.append((launches(built, gpu, protocol, analysis, first["engine"] or ""), gpu.id, measured))
+        parts.append((launches(built, gpu, analysis, first["engine"] or ""), gpu.id, measured))
     if not parts:
         raise MissingData(f"{family}: no row can be modelled")
     table = pl.concat([part.select("latency_s", "_analytic", "_shape", "engine", "gpu", "dtype") for _, _, part in parts])

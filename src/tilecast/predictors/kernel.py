@@ -102,7 +102,7 @@ class _Part:
 def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool) -> _Part:
     analysis = execution_of(kernel, gpu, protocol)
     correction = load(kernel.family) if learned and kernel.family in SIZES else None
-    found = launches(kernel, gpu, protocol, analysis, engine) if correction is not None else None
+    found = launches(kernel, gpu, analysis, engine) if correction is not None else None
     if correction is None or found is None or not correction.applies_to(found):
         width: Floats | float = interval_width(kernel.family)
         median_s, basis = analysis.analytic_s, np.full(len(analysis.analytic_s), "analytic")
