@@ -36,6 +36,7 @@ def by_hand(**changed: Any) -> Correction:
         vocabulary=VOCABULARY,
         gpus=("a100-sxm-80gb", "l40s"),
         archs=("ada", "ampere"),
+        dtypes={"a100-sxm-80gb": ["bf16"], "l40s": ["bf16"]},
         level=np.array([[0.2, 0.1, 0.0], [-0.2, -0.1, -0.3]], np.float32),
         low=np.full(len(NUMBERS), -20.0, np.float32),
         high=np.full(len(NUMBERS), 20.0, np.float32),
@@ -86,6 +87,14 @@ def test_an_unmeasured_architecture_gets_only_the_share_of_the_trees_that_carrie
     corrected = by_hand(carry=0.25).correct(launches(SMALL), hardware.gpu("h100-sxm"))
     assert corrected.log_ratio == pytest.approx([0.025])
     assert corrected.basis.tolist() == ["unseen-generation"]
+
+
+def test_a_format_never_measured_on_a_gpu_keeps_its_level_and_what_carries_over() -> None:
+    # level 0.2 of A100 bound by compute, a quarter of the shared 0.1, and none of the local 0.05
+    only_fp8 = by_hand(carry=0.25, dtypes={"a100-sxm-80gb": ["fp8"], "l40s": ["bf16"]})
+    corrected = only_fp8.correct(launches(SMALL), hardware.gpu("a100-sxm-80gb"))
+    assert corrected.log_ratio == pytest.approx([0.225])
+    assert corrected.basis.tolist() == ["unseen-gpu"]
 
 
 def test_a_what_if_part_is_never_called_measured() -> None:

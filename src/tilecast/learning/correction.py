@@ -41,6 +41,7 @@ class Correction:
     vocabulary: Mapping[str, list[str]]  # name -> values seen; the rest has no column of its own
     gpus: tuple[str, ...]  # with rows of this family
     archs: tuple[str, ...]
+    dtypes: Mapping[str, list[str]]  # GPU -> number formats measured on it
     level: NDArray[np.float32]  # (GPUs, groups)
     low: NDArray[np.float32]  # (F,) range of each number in training
     high: NDArray[np.float32]
@@ -63,18 +64,20 @@ class Correction:
         fade = np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
         seen = gpu.id in self.gpus and not gpu.overrides  # a what-if part was never measured
         known = gpu.id if gpu.id in self.gpus else self.sibling(gpu)
+        same_format = known is not None and _kind(launches.names["dtype"]) in map(_kind, self.dtypes[known])
         log_ratio = self.shared.predict(numbers)
         own = np.zeros(len(GROUPS))
-        if known is None:
-            log_ratio = self.carry * log_ratio
-        else:
+        if known is not None:
             place = self.gpus.index(known)
             own = self.level[place].astype(np.float64)
+        if not same_format:
+            log_ratio = self.carry * log_ratio
+        else:
             here = np.zeros((len(numbers), len(self.gpus)), np.float32)
             here[:, place] = 1.0
             log_ratio = log_ratio + self.local.predict(np.concatenate([numbers, here], axis=1))
         log_ratio = fade * log_ratio + (own if level is None else level)[launches.group]
-        basis = 0 if seen else 2 if gpu.arch in self.archs else 3
+        basis = 0 if seen and same_format else 2 if gpu.arch in self.archs else 3
         bases = np.where((basis == 0) & (beyond > RANGE_SLACK), 1, basis)
         bins = np.searchsorted(self.edges, launches.numbers[:, _time_column(launches)])
         width = self.width[bases, bins].astype(np.float64) * (1.0 + np.minimum(beyond, 2.0))
@@ -118,6 +121,11 @@ class Corrected:
     basis: np.ndarray
 
 
+def _kind(dtype: str) -> str:
+    """fp16 and bf16 run the same kernels at the same rates."""
+    return "16-bit" if dtype in ("fp16", "bf16") else dtype
+
+
 def _time_column(launches: Launches) -> int:
     return 11  # "log time in launches" of features.number_names
 
@@ -146,6 +154,7 @@ def read(path: Path) -> Correction:
             gpus=tuple(index["gpus"]),
             archs=tuple(index["archs"]),
             carry=float(index["carry"]),
+            dtypes=index["dtypes"],
             shared=Trees(arrays["shared.feature"], arrays["shared.threshold"], arrays["shared.leaf"]),
             local=Trees(arrays["local.feature"], arrays["local.threshold"], arrays["local.leaf"]),
             manifest=manifest,
@@ -167,7 +176,7 @@ def write(correction: Correction, folder: Path) -> Path:
         for part in ("feature", "threshold", "leaf")
     }
     arrays = trees | {name: getattr(correction, name) for name in ("level", "low", "high", "edges", "width")}
-    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "carry")}
+    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "carry", "dtypes")}
     with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:  # so that a failure leaves what was there
         weights = Path(draft) / path.name
         tensors.write(weights, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)})

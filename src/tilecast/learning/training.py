@@ -218,6 +218,7 @@ def fit_once(data: Examples, family: str, settings: Settings) -> Correction:
         vocabulary=vocabulary,
         gpus=gpus,
         archs=tuple(sorted({hardware.gpu(gpu).arch for gpu in gpus})),
+        dtypes={gpu: sorted({data.names[group]["dtype"] for group in np.unique(data.group_of[data.gpu == gpu])}) for gpu in gpus},
         level=level.astype(np.float32),
         low=data.numbers.min(axis=0),
         high=data.numbers.max(axis=0),
