@@ -36,7 +36,7 @@ def by_hand(**changed: Any) -> Correction:
         vocabulary=VOCABULARY,
         gpus=("a100-sxm-80gb", "l40s"),
         archs=("ada", "ampere"),
-        dtypes={"a100-sxm-80gb": ["bf16"], "l40s": ["bf16"]},
+        measured={"a100-sxm-80gb": ["16-bit None"], "l40s": ["16-bit None"]},
         level=np.array([[0.2, 0.1, 0.0], [-0.2, -0.1, -0.3]], np.float32),
         low=np.full(len(NUMBERS), -20.0, np.float32),
         high=np.full(len(NUMBERS), 20.0, np.float32),
@@ -89,11 +89,11 @@ def test_an_unmeasured_architecture_gets_only_the_share_of_the_trees_that_carrie
     assert corrected.basis.tolist() == ["unseen-generation"]
 
 
-def test_a_format_never_measured_on_a_gpu_keeps_its_level_and_what_carries_over() -> None:
-    # level 0.2 of A100 bound by compute, a quarter of the shared 0.1, and none of the local 0.05
-    only_fp8 = by_hand(carry=0.25, dtypes={"a100-sxm-80gb": ["fp8"], "l40s": ["bf16"]})
+def test_a_kernel_never_measured_on_a_gpu_gets_only_what_carries_over() -> None:
+    # a quarter of the shared 0.1; neither the level 0.2 nor the local 0.05, which are another kernel's
+    only_fp8 = by_hand(carry=0.25, measured={"a100-sxm-80gb": ["fp8 None"], "l40s": ["16-bit None"]})
     corrected = only_fp8.correct(launches(SMALL), hardware.gpu("a100-sxm-80gb"))
-    assert corrected.log_ratio == pytest.approx([0.225])
+    assert corrected.log_ratio == pytest.approx([0.025])
     assert corrected.basis.tolist() == ["unseen-gpu"]
 
 

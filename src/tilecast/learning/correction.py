@@ -10,7 +10,7 @@ trained on, from which the basis of a prediction follows without any data.
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class Correction:
     vocabulary: Mapping[str, list[str]]  # name -> values seen; the rest has no column of its own
     gpus: tuple[str, ...]  # with rows of this family
     archs: tuple[str, ...]
-    dtypes: Mapping[str, list[str]]  # GPU -> number formats measured on it
+    measured: Mapping[str, list[str]]  # GPU -> the kernels measured on it, as `kernel_key` names them
     level: NDArray[np.float32]  # (GPUs, groups)
     low: NDArray[np.float32]  # (F,) range of each number in training
     high: NDArray[np.float32]
@@ -64,20 +64,20 @@ class Correction:
         fade = np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
         seen = gpu.id in self.gpus and not gpu.overrides  # a what-if part was never measured
         known = gpu.id if gpu.id in self.gpus else self.sibling(gpu)
-        same_format = known is not None and _kind(launches.names["dtype"]) in map(_kind, self.dtypes[known])
+        # Kernels of one family differ by a third and more: another kernel's level and trees on this GPU would be a silent substitute.
+        same_kernel = known is not None and kernel_key(launches.names) in self.measured[known]
         log_ratio = self.shared.predict(numbers)
         own = np.zeros(len(GROUPS))
-        if known is not None:
-            place = self.gpus.index(known)
-            own = self.level[place].astype(np.float64)
-        if not same_format:
+        if known is None or not same_kernel:
             log_ratio = self.carry * log_ratio
         else:
+            place = self.gpus.index(known)
+            own = self.level[place].astype(np.float64)
             here = np.zeros((len(numbers), len(self.gpus)), np.float32)
             here[:, place] = 1.0
             log_ratio = log_ratio + self.local.predict(np.concatenate([numbers, here], axis=1))
         log_ratio = fade * log_ratio + (own if level is None else level)[launches.group]
-        basis = 0 if seen and same_format else 2 if gpu.arch in self.archs else 3
+        basis = 0 if seen and same_kernel else 2 if gpu.arch in self.archs else 3
         bases = np.where((basis == 0) & (beyond > RANGE_SLACK), 1, basis)
         bins = np.searchsorted(self.edges, launches.numbers[:, _time_column(launches)])
         width = self.width[bases, bins].astype(np.float64) * (1.0 + np.minimum(beyond, 2.0))
@@ -93,6 +93,14 @@ class Correction:
             return max([abs(math.log(gpu.dram_bytes_per_s / spec.dram_bytes_per_s)), *rates])
 
         return min(family, key=distance).id if family else None
+
+    def named(self, launches: Launches, gpu: GpuSpec) -> Launches:
+        """A question that left the identity open, put to the rows that do not tell theirs where no row has the one SGLang would run."""
+        known = gpu.id if gpu.id in self.gpus else self.sibling(gpu)
+        untold = {**launches.names, "identity": "None"}
+        if known is None or kernel_key(launches.names) in self.measured[known] or kernel_key(untold) not in self.measured[known]:
+            return launches
+        return replace(launches, names=untold)
 
     def columns(self, launches: Launches) -> NDArray[np.float32]:
         """Numbers and one column per known name."""
@@ -121,9 +129,10 @@ class Corrected:
     basis: np.ndarray
 
 
-def _kind(dtype: str) -> str:
-    """fp16 and bf16 run the same kernels at the same rates."""
-    return "16-bit" if dtype in ("fp16", "bf16") else dtype
+def kernel_key(names: Mapping[str, str]) -> str:
+    """Number format and identity; fp16 and bf16 run the same kernels at the same rates."""
+    dtype = names["dtype"]
+    return f"{'16-bit' if dtype in ('fp16', 'bf16') else dtype} {names.get('identity', 'None')}"
 
 
 def _time_column(launches: Launches) -> int:
@@ -154,7 +163,7 @@ def read(path: Path) -> Correction:
             gpus=tuple(index["gpus"]),
             archs=tuple(index["archs"]),
             carry=float(index["carry"]),
-            dtypes=index["dtypes"],
+            measured=index["measured"],
             shared=Trees(arrays["shared.feature"], arrays["shared.threshold"], arrays["shared.leaf"]),
             local=Trees(arrays["local.feature"], arrays["local.threshold"], arrays["local.leaf"]),
             manifest=manifest,
@@ -176,7 +185,7 @@ def write(correction: Correction, folder: Path) -> Path:
         for part in ("feature", "threshold", "leaf")
     }
     arrays = trees | {name: getattr(correction, name) for name in ("level", "low", "high", "edges", "width")}
-    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "carry", "dtypes")}
+    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "carry", "measured")}
     with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:  # so that a failure leaves what was there
         weights = Path(draft) / path.name
         tensors.write(weights, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)})

@@ -23,7 +23,7 @@ from tilecast.errors import InvalidInput, MissingData, MissingExtra, SpecError
 from tilecast.execution import Protocol
 from tilecast.kernels.base import execution_of
 from tilecast.kernels.registry import kernel as kernel_record
-from tilecast.learning.correction import BASES, Correction
+from tilecast.learning.correction import BASES, Correction, kernel_key
 from tilecast.learning.features import GROUPS, Launches, launches
 from tilecast.learning.trees import Trees, empty
 
@@ -218,7 +218,7 @@ def fit_once(data: Examples, family: str, settings: Settings) -> Correction:
         vocabulary=vocabulary,
         gpus=gpus,
         archs=tuple(sorted({hardware.gpu(gpu).arch for gpu in gpus})),
-        dtypes={gpu: sorted({data.names[group]["dtype"] for group in np.unique(data.group_of[data.gpu == gpu])}) for gpu in gpus},
+        measured={gpu: sorted({kernel_key(data.names[group]) for group in np.unique(data.group_of[data.gpu == gpu])}) for gpu in gpus},
         level=level.astype(np.float32),
         low=data.numbers.min(axis=0),
         high=data.numbers.max(axis=0),

@@ -107,7 +107,8 @@ def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, le
         width: Floats | float = interval_width(kernel.family)
         median_s, basis = analysis.analytic_s, np.full(len(analysis.analytic_s), "analytic")
     else:
-        corrected = correction.correct(replace(found, names=asked_names(kernel, gpu, found.names)), gpu)
+        asked = replace(found, names=asked_names(kernel, gpu, found.names))
+        corrected = correction.correct(correction.named(asked, gpu) if kernel.identity is None else asked, gpu)
         median_s = np.maximum(analysis.analytic_s * np.exp(corrected.log_ratio), analysis.bound_s)
         width, basis = corrected.width, corrected.basis
     low_s = np.maximum(median_s * np.exp(-np.asarray(width)), analysis.bound_s)
