@@ -135,9 +135,16 @@ def test_an_unseen_gpu_borrows_from_a_measured_one_with_its_die_and_says_unseen(
 
 
 def test_of_several_siblings_the_nearest_in_rates_lends() -> None:
-    gpus = ("h100-sxm", "h200-sxm")
-    assert by_hand(gpus=gpus).sibling(hardware.gpu("h800-sxm")) == "h100-sxm"  # the same memory
-    assert by_hand(gpus=gpus).sibling(hardware.gpu("mi300x")) is None
+    gpus = ("a100-sxm-80gb", "h100-sxm", "h20", "h200-sxm")
+    one = by_hand(gpus=gpus, measured={gpu: ["16-bit cublas"] for gpu in gpus})
+    assert one.stand_in(hardware.gpu("h800-sxm"), "16-bit cublas") == "h100-sxm"  # the same memory
+    assert one.stand_in(hardware.gpu("mi300x"), "16-bit cublas") is None
+
+
+def test_a_kernel_measured_only_on_a_sibling_is_taken_from_there() -> None:
+    one = by_hand(gpus=("h100-sxm", "h200-sxm"), measured={"h100-sxm": ["fp8 scaled_mm"], "h200-sxm": ["16-bit cublas"]})
+    assert one.stand_in(hardware.gpu("h200-sxm"), "fp8 scaled_mm") == "h100-sxm"
+    assert one.stand_in(hardware.gpu("h200-sxm"), "fp8 deepgemm") is None
 
 
 def test_a_level_given_from_outside_replaces_the_gpus_own() -> None:

@@ -63,12 +63,11 @@ class Correction:
         beyond = self._beyond(launches.numbers)
         fade = np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
         seen = gpu.id in self.gpus and not gpu.overrides  # a what-if part was never measured
-        known = gpu.id if gpu.id in self.gpus else self.sibling(gpu)
         # Kernels of one family differ by a third and more: another kernel's level and trees on this GPU would be a silent substitute.
-        same_kernel = known is not None and kernel_key(launches.names) in self.measured[known]
+        known = self.stand_in(gpu, kernel_key(launches.names))
         log_ratio = self.shared.predict(numbers)
         own = np.zeros(len(GROUPS))
-        if known is None or not same_kernel:
+        if known is None:
             log_ratio = self.carry * log_ratio
         else:
             place = self.gpus.index(known)
@@ -77,15 +76,17 @@ class Correction:
             here[:, place] = 1.0
             log_ratio = log_ratio + self.local.predict(np.concatenate([numbers, here], axis=1))
         log_ratio = fade * log_ratio + (own if level is None else level)[launches.group]
-        basis = 0 if seen and same_kernel else 2 if gpu.arch in self.archs else 3
+        basis = 0 if seen and known == gpu.id else 2 if gpu.arch in self.archs else 3
         bases = np.where((basis == 0) & (beyond > RANGE_SLACK), 1, basis)
         bins = np.searchsorted(self.edges, launches.numbers[:, _time_column(launches)])
         width = self.width[bases, bins].astype(np.float64) * (1.0 + np.minimum(beyond, 2.0))
         return Corrected(np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION), width, np.asarray(BASES)[bases])
 
-    def sibling(self, gpu: GpuSpec) -> str | None:
-        """The measured GPU with the same die whose rates are nearest: a new SKU of known silicon behaves like it."""
-        family = [spec for spec in map(catalogued, self.gpus) if spec.die == gpu.die]
+    def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
+        """The GPU itself where this kernel was measured on it, else the one with the same die whose rates are nearest."""
+        if key in self.measured.get(gpu.id, ()):
+            return gpu.id
+        family = [spec for spec in map(catalogued, self.gpus) if spec.die == gpu.die and key in self.measured[spec.id]]
 
         def distance(spec: GpuSpec) -> float:
             shared = set(gpu.tensor_flop_per_s) & set(spec.tensor_flop_per_s)
@@ -96,11 +97,9 @@ class Correction:
 
     def named(self, launches: Launches, gpu: GpuSpec) -> Launches:
         """A question that left the identity open, put to the rows that do not tell theirs where no row has the one SGLang would run."""
-        known = gpu.id if gpu.id in self.gpus else self.sibling(gpu)
         untold = {**launches.names, "identity": "None"}
-        if known is None or kernel_key(launches.names) in self.measured[known] or kernel_key(untold) not in self.measured[known]:
-            return launches
-        return replace(launches, names=untold)
+        told = self.stand_in(gpu, kernel_key(launches.names)) is not None
+        return launches if told or self.stand_in(gpu, kernel_key(untold)) is None else replace(launches, names=untold)
 
     def columns(self, launches: Launches) -> NDArray[np.float32]:
         """Numbers and one column per known name."""
@@ -130,9 +129,9 @@ class Corrected:
 
 
 def kernel_key(names: Mapping[str, str]) -> str:
-    """Number format and identity; fp16 and bf16 run the same kernels at the same rates."""
-    dtype = names["dtype"]
-    return f"{'16-bit' if dtype in ('fp16', 'bf16') else dtype} {names.get('identity', 'None')}"
+    """Number format, identity, and the pass of a MoE layer; fp16 and bf16 run the same kernels at the same rates."""
+    dtype = "16-bit" if names["dtype"] in ("fp16", "bf16") else names["dtype"]
+    return " ".join([dtype, names.get("identity", "None"), *([names["moe_pass"]] if "moe_pass" in names else [])])
 
 
 def _time_column(launches: Launches) -> int:

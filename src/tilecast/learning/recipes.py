@@ -28,6 +28,7 @@ SOURCES = {
     "moe": ("aiconfigurator", "pipeweave"),
 }
 ROWS_PER_SLICE = {"gemm": 3000, "attention_prefill": 3000, "attention_decode": 3000, "mla_prefill": 6000, "mla_decode": 6000, "moe": 2000}
+KERNEL = ("dtype", "identity")
 QUICK = Settings(shared_trees=60, local_trees=60, local_depth=6, rows_per_slice=400)
 
 
@@ -47,12 +48,15 @@ def training_rows(family: str, names: Sequence[str]) -> pl.DataFrame:
         name for name in SOURCES[family] if not files and isinstance(here[name], Path)
     ]
     frames: list[pl.DataFrame] = []
-    measured: set[str] = set()
-    for name in stored:  # labs differ by more than shapes do: the first source that has a GPU is the one that speaks for it
+    spoken_for: set[str] = set()
+    for name in stored:  # labs differ by more than shapes do: the first source that has a kernel on a GPU is the one that speaks for it
         found = _stored_rows(family, name)
-        found = found.filter(~pl.col("gpu").cast(pl.String).is_in(sorted(measured)))
-        measured |= set(found["gpu"].cast(pl.String).unique())
-        frames.append(found)
+        key = pl.concat_str(
+            [pl.col("gpu", *KERNEL, *(["moe_pass"] if family == "moe" else [])).cast(pl.String).fill_null("-")], separator=" "
+        )
+        found = found.with_columns(key.str.replace("fp16|bf16", "16-bit").alias("_key")).filter(~pl.col("_key").is_in(sorted(spoken_for)))
+        spoken_for |= set(found["_key"].unique())
+        frames.append(found.drop("_key"))
     frames += [user_rows(path, family) for path in files]
     rows = pl.concat(frames) if frames else pl.DataFrame()
     if not rows.height:
