@@ -36,7 +36,7 @@ def by_hand(**changed: Any) -> Correction:
         vocabulary=VOCABULARY,
         gpus=("a100-sxm-80gb", "l40s"),
         archs=("ada", "ampere"),
-        measured={"a100-sxm-80gb": ["16-bit None"], "l40s": ["16-bit None"]},
+        measured={"a100-sxm-80gb": {"16-bit None": []}, "l40s": {"16-bit None": []}},
         level=np.array([[0.2, 0.1, 0.0], [-0.2, -0.1, -0.3]], np.float32),
         low=np.full(len(NUMBERS), -20.0, np.float32),
         high=np.full(len(NUMBERS), 20.0, np.float32),
@@ -91,7 +91,7 @@ def test_an_unmeasured_architecture_gets_only_the_share_of_the_trees_that_carrie
 
 def test_a_kernel_never_measured_on_a_gpu_gets_only_what_carries_over() -> None:
     # a quarter of the shared 0.1; neither the level 0.2 nor the local 0.05, which are another kernel's
-    only_fp8 = by_hand(carry=0.25, measured={"a100-sxm-80gb": ["fp8 None"], "l40s": ["16-bit None"]})
+    only_fp8 = by_hand(carry=0.25, measured={"a100-sxm-80gb": {"fp8 None": []}, "l40s": {"16-bit None": []}})
     corrected = only_fp8.correct(launches(SMALL), hardware.gpu("a100-sxm-80gb"))
     assert corrected.log_ratio == pytest.approx([0.025])
     assert corrected.basis.tolist() == ["unseen-gpu"]
@@ -136,13 +136,13 @@ def test_an_unseen_gpu_borrows_from_a_measured_one_with_its_die_and_says_unseen(
 
 def test_of_several_siblings_the_nearest_in_rates_lends() -> None:
     gpus = ("a100-sxm-80gb", "h100-sxm", "h20", "h200-sxm")
-    one = by_hand(gpus=gpus, measured={gpu: ["16-bit cublas"] for gpu in gpus})
+    one = by_hand(gpus=gpus, measured={gpu: {"16-bit cublas": ["sglang"]} for gpu in gpus})
     assert one.stand_in(hardware.gpu("h800-sxm"), "16-bit cublas") == "h100-sxm"  # the same memory
     assert one.stand_in(hardware.gpu("mi300x"), "16-bit cublas") is None
 
 
 def test_a_kernel_measured_only_on_a_sibling_is_taken_from_there() -> None:
-    one = by_hand(gpus=("h100-sxm", "h200-sxm"), measured={"h100-sxm": ["fp8 scaled_mm"], "h200-sxm": ["16-bit cublas"]})
+    one = by_hand(gpus=("h100-sxm", "h200-sxm"), measured={"h100-sxm": {"fp8 scaled_mm": [""]}, "h200-sxm": {"16-bit cublas": ["sglang"]}})
     assert one.stand_in(hardware.gpu("h200-sxm"), "fp8 scaled_mm") == "h100-sxm"
     assert one.stand_in(hardware.gpu("h200-sxm"), "fp8 deepgemm") is None
 

@@ -41,7 +41,7 @@ class Correction:
     vocabulary: Mapping[str, list[str]]  # name -> values seen; the rest has no column of its own
     gpus: tuple[str, ...]  # with rows of this family
     archs: tuple[str, ...]
-    measured: Mapping[str, list[str]]  # GPU -> the kernels measured on it, as `kernel_key` names them
+    measured: Mapping[str, Mapping[str, list[str]]]  # GPU -> the kernels measured on it, as `kernel_key` names them -> the engines
     level: NDArray[np.float32]  # (GPUs, groups)
     low: NDArray[np.float32]  # (F,) range of each number in training
     high: NDArray[np.float32]
@@ -59,12 +59,12 @@ class Correction:
 
     def correct(self, launches: Launches, gpu: GpuSpec, level: NDArray[np.float64] | None = None) -> "Corrected":
         """log(median / analytic), half the interval in log, and the basis, per launch. `level` (a profile's) replaces the GPU's own."""
-        numbers = self.columns(launches)
+        # Kernels of one family differ by a third and more: another kernel's level and trees on this GPU would be a silent substitute.
+        known = self.stand_in(gpu, kernel_key(launches.names))
+        numbers = self.columns(self._in_its_engine(launches, known))
         beyond = self._beyond(launches.numbers)
         fade = np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
         seen = gpu.id in self.gpus and not gpu.overrides  # a what-if part was never measured
-        # Kernels of one family differ by a third and more: another kernel's level and trees on this GPU would be a silent substitute.
-        known = self.stand_in(gpu, kernel_key(launches.names))
         log_ratio = self.shared.predict(numbers)
         own = np.zeros(len(GROUPS))
         if known is None:
@@ -103,15 +103,16 @@ class Correction:
 
     def columns(self, launches: Launches) -> NDArray[np.float32]:
         """Numbers and one column per known name."""
-        named = {name: self._nearest(name, launches.names.get(name, "")) for name in self.vocabulary}
-        flags = [float(named[name] == value) for name, values in self.vocabulary.items() for value in values]  # the same for all
+        flags = [float(launches.names.get(name, "") == value) for name, values in self.vocabulary.items() for value in values]
         columns = np.broadcast_to(np.asarray(flags, np.float32), (len(launches.numbers), len(flags)))
         return np.concatenate([launches.numbers, columns], axis=1)
 
-    def _nearest(self, name: str, value: str) -> str:
-        """An engine that was never measured is taken as SGLang."""
-        known = self.vocabulary[name]
-        return "sglang" if name == "engine" and value not in known else value
+    def _in_its_engine(self, launches: Launches, known: str | None) -> Launches:
+        """The same question to an engine in which this kernel was measured, where it was not in the one asked for."""
+        engines = self.measured[known][kernel_key(launches.names)] if known is not None else self.vocabulary.get("engine", [])
+        if not engines or launches.names.get("engine") in engines:
+            return launches
+        return replace(launches, names={**launches.names, "engine": "sglang" if "sglang" in engines else engines[0]})
 
     def _beyond(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """How far outside the training range the worst feature lies, in ranges."""

@@ -218,7 +218,7 @@ def fit_once(data: Examples, family: str, settings: Settings) -> Correction:
         vocabulary=vocabulary,
         gpus=gpus,
         archs=tuple(sorted({hardware.gpu(gpu).arch for gpu in gpus})),
-        measured={gpu: sorted({kernel_key(data.names[group]) for group in np.unique(data.group_of[data.gpu == gpu])}) for gpu in gpus},
+        measured={gpu: _kernels_on(data, gpu) for gpu in gpus},
         level=level.astype(np.float32),
         low=data.numbers.min(axis=0),
         high=data.numbers.max(axis=0),
@@ -241,6 +241,15 @@ def _tested(correction: Correction, test: Examples) -> Tested:
             part = Launches(test.numbers[rows], test.names[test.group_of[rows[0]]], test.binds[rows])
             predicted[rows] = correction.correct(part, hardware.gpu(str(test.gpu[rows[0]]))).log_ratio
     return Tested(test.numbers[:, 11].astype(np.float64), test.target, predicted, test.gpu)
+
+
+def _kernels_on(data: Examples, gpu: str) -> dict[str, list[str]]:
+    """The kernels measured on a GPU, and in which engines."""
+    found: dict[str, set[str]] = {}
+    for group in np.unique(data.group_of[data.gpu == gpu]):
+        names = data.names[group]
+        found.setdefault(kernel_key(names), set()).add(names.get("engine", ""))
+    return {key: sorted(engines) for key, engines in sorted(found.items())}
 
 
 def _levels(data: Examples, gpus: Sequence[str]) -> NDArray[np.float64]:
