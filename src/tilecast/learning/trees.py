@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK = 1024  # rows at a time: their comparisons stay in cache
+BLOCK = 256  # rows at a time: their comparisons stay in cache
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,18 +22,18 @@ class Trees:
     def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """The sum of every tree's leaf, for each row."""
         num_trees, depth = self.feature.shape
+        total = np.zeros(len(numbers))
         if not num_trees:
-            return np.zeros(len(numbers))
-        question, threshold = self.feature.reshape(-1), self.threshold.reshape(-1)
-        weight = (1 << np.arange(depth)).astype(np.float32)
-        first = (np.arange(num_trees) << depth)[None, :]
+            return total
+        first = (np.arange(num_trees, dtype=np.int32) << depth)[:, None]
         leaves = self.leaf.reshape(-1)
-        total = np.empty(len(numbers))
         for start in range(0, len(numbers), BLOCK):
-            part = numbers[start : start + BLOCK]
-            answers = (part[:, question] > threshold).reshape(len(part), num_trees, depth)
-            where = (answers @ weight).astype(np.int64) + first
-            total[start : start + BLOCK] = leaves[where].sum(axis=1, dtype=np.float64)
+            columns = np.ascontiguousarray(numbers[start : start + BLOCK].T)  # a question reads one feature of many rows
+            where = np.repeat(first, columns.shape[1], axis=1)
+            for level in range(depth):
+                answers = columns[self.feature[:, level]] > self.threshold[:, level, None]
+                where += answers.astype(np.int32) << level
+            total[start : start + BLOCK] = leaves[where].sum(axis=0, dtype=np.float64)
         return total
 
 
