@@ -7,6 +7,7 @@ Beyond one node a collective is hierarchical: inside each node over its links, b
 that the slower of the two decides. Links and networks come from the node; `link_bytes_per_s` and `network_bytes_per_s` override them.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -95,7 +96,7 @@ def node_of(gpu: GpuSpec, name: str | NodeSpec | None) -> NodeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Collective:
+class _Collective(ABC):
     """What all collectives take: the buffer of one rank, how many GPUs, and where they stand."""
 
     family: ClassVar[str]
@@ -110,8 +111,9 @@ class _Collective:
     dtype: str = "bf16"
     identity: str | None = None
 
+    @abstractmethod
     def ways(self, group: Group) -> list[Way]:
-        raise NotImplementedError
+        """The algorithms a library chooses among; the first moves the least."""
 
     def least_volume(self, group: Group, node: NodeSpec) -> tuple[Floats, Floats]:
         """Bytes that must cross the busiest GPU's link, and its adapter, whatever the algorithm."""
