@@ -160,7 +160,7 @@ def _answer(prediction: KernelPrediction, parameters: dict[str, Any]) -> str:
     binding = str(prediction.analysis.bound_by[0])
     limit = "the launch itself" if binding == "launch" else binding
     return (
-        f"{prediction.kernel.family} {sizes} takes {time} on {prediction.gpu.id}, bound by {limit}; "
+        f"{prediction.kernel.family} {sizes} takes {time} on {prediction.gpu.label}, bound by {limit}; "
         f"no kernel could beat {units.human('_s', prediction.bound_s[0])}."
     )
 
@@ -304,7 +304,7 @@ def _sweep_report(predicted: Any, text: str, plot_path: str | None, family: str,
     records = [{name: int(value), **_flat(prediction, row)} for row, value in enumerate(values)]
     first, last = units.human("_s", prediction.median_s[0]), units.human("_s", prediction.median_s[-1])
     return Report(
-        answer=f"{family} on {prediction.gpu.id} goes from {first} at {name}={values[0]} to {last} at {name}={values[-1]}.",
+        answer=f"{family} on {prediction.gpu.label} goes from {first} at {name}={values[0]} to {last} at {name}={values[-1]}.",
         grids=[Grid(columns=(name, "latency", "tile", "waves", "bound by", "curve"), rows=rows, right=frozenset({name, "latency", "waves"}),
                     spare=("curve", "bound by", "tile"))],
         payload={"schema": "tilecast.sweep/1", "points": records, "versions": versions()},

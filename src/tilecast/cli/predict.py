@@ -86,7 +86,7 @@ def predict_report(prediction: Prediction, line: str, python: str, breakdown: bo
 
 def _answer(prediction: Prediction) -> str:
     asked = prediction.batch
-    where = f"{prediction.tp} x {prediction.gpu.id}" if prediction.tp > 1 else prediction.gpu.id
+    where = f"{prediction.tp} x {prediction.gpu.label}" if prediction.tp > 1 else prediction.gpu.label
     requests = f"{asked.num_requests} request{'s' if asked.num_requests > 1 else ''}"
     decode = f", then {units.human('_s', prediction.decode_step_s.median)} a step" if prediction.decode_steps else ""
     room = "" if prediction.fits else f"; it does not fit: {_bytes(prediction.memory.total_bytes)} a GPU"

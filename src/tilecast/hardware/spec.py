@@ -111,6 +111,12 @@ class GpuSpec:
         return self.arch
 
     @property
+    def label(self) -> str:
+        """The id, and what a what-if changed: 'l40s with num_sms=200'."""
+        changes = ", ".join(f"{fact}={value:g}" for fact, value in self.overrides.items())
+        return f"{self.id} with {changes}" if changes else self.id
+
+    @property
     def pcie_bytes_per_s(self) -> float | None:
         """One direction, nominal: 16 lanes of generation 5 are 64 GB/s."""
         if self.pcie_generation is None or self.pcie_lanes is None:
