@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tilecast.learning.trees import BLOCK, Trees, empty
+from tilecast.learning.trees import BLOCK, Trees, empty, forest
 
 
 def two_trees() -> Trees:
@@ -66,3 +66,23 @@ def test_no_trees_say_zero() -> None:
 def test_no_rows_give_no_answers() -> None:
     assert two_trees().predict(np.zeros((0, 2), np.float32)).shape == (0,)
     assert empty().predict(np.zeros((0, 2), np.float32)).shape == (0,)
+
+
+def test_questions_on_known_columns_may_be_answered_beforehand() -> None:
+    rng = np.random.default_rng(9)
+    open_columns, known = rng.normal(size=(BLOCK + 5, 4)).astype(np.float32), np.array([1.0, 0.0, 1.0], np.float32)
+
+    def some(num_trees: int, depth: int) -> Trees:
+        feature = rng.integers(0, 7, (num_trees, depth)).astype(np.int32)
+        feature[0] = 5  # a tree that asks of known columns alone
+        threshold = np.where(feature < 4, rng.normal(size=feature.shape), 0.5).astype(np.float32)
+        return Trees(feature, threshold, rng.normal(size=(num_trees, 2**depth)).astype(np.float32))
+
+    parts = [some(30, 3), some(20, 8), empty()]
+    every = np.concatenate([open_columns, np.broadcast_to(known, (len(open_columns), 3))], axis=1)
+    whole = sum(trees.predict(every) for trees in parts)
+    folded = forest(parts, 4, known)
+    assert folded.question.shape[0] <= 48 and folded.feature.max() < 4
+    np.testing.assert_allclose(folded.predict(open_columns), whole, rtol=1e-12)
+    for row in (0, 7, BLOCK):
+        np.testing.assert_allclose(folded.predict(open_columns[row : row + 1]), whole[row], rtol=1e-12)

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.manifests import FOLDER
-from tilecast.learning.trees import Trees
+from tilecast.learning.trees import Forest, Trees, forest
 
 SCHEMA = "tilecast.correction/1"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
@@ -61,20 +61,16 @@ class Correction:
         """log(median / analytic), half the interval in log, and the basis, per launch. `level` (a profile's) replaces the GPU's own."""
         # Kernels of one family differ by a third and more: another kernel's level and trees on this GPU would be a silent substitute.
         known = self.stand_in(gpu, kernel_key(launches.names))
-        numbers = self.columns(self._in_its_engine(launches, known))
+        asked = self._in_its_engine(launches, known)
         beyond = self._beyond(launches.numbers)
         fade = np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
         seen = gpu.id in self.gpus and not gpu.overrides  # a what-if part was never measured
-        log_ratio = self.shared.predict(numbers)
+        log_ratio = _forest(self, tuple(asked.names.items()), known).predict(launches.numbers)
         own = np.zeros(len(GROUPS))
         if known is None:
             log_ratio = self.carry * log_ratio
         else:
-            place = self.gpus.index(known)
-            own = self.level[place].astype(np.float64)
-            here = np.zeros((len(numbers), len(self.gpus)), np.float32)
-            here[:, place] = 1.0
-            log_ratio = log_ratio + self.local.predict(np.concatenate([numbers, here], axis=1))
+            own = self.level[self.gpus.index(known)].astype(np.float64)
         log_ratio = fade * log_ratio + (own if level is None else level)[launches.group]
         basis = 0 if seen and known == gpu.id else 2 if gpu.arch in self.archs else 3
         bases = np.where((basis == 0) & (beyond > RANGE_SLACK), 1, basis)
@@ -103,9 +99,12 @@ class Correction:
 
     def columns(self, launches: Launches) -> NDArray[np.float32]:
         """Numbers and one column per known name."""
-        flags = [float(launches.names.get(name, "") == value) for name, values in self.vocabulary.items() for value in values]
-        columns = np.broadcast_to(np.asarray(flags, np.float32), (len(launches.numbers), len(flags)))
-        return np.concatenate([launches.numbers, columns], axis=1)
+        flags = self.flags(launches.names)
+        return np.concatenate([launches.numbers, np.broadcast_to(flags, (len(launches.numbers), len(flags)))], axis=1)
+
+    def flags(self, names: Mapping[str, str]) -> NDArray[np.float32]:
+        """One for each known name that is among `names`, else zero."""
+        return np.array([names.get(name, "") == value for name, values in self.vocabulary.items() for value in values], np.float32)
 
     def _in_its_engine(self, launches: Launches, known: str | None) -> Launches:
         """The same question to an engine in which this kernel was measured, where it was not in the one asked for."""
@@ -120,6 +119,16 @@ class Correction:
         outside = np.maximum(np.maximum(self.low - numbers, numbers - self.high) / span, 0.0)
         outside[:, self.high <= self.low] = 0.0  # a flag that never varied in training says nothing of distance
         return np.asarray(outside.max(axis=1), dtype=np.float64)
+
+
+@lru_cache(maxsize=256)
+def _forest(correction: Correction, names: tuple[tuple[str, str], ...], known: str | None) -> Forest:
+    """The trees that speak for these names: the shared ones, and the local ones with `known` as the GPU."""
+    flags = correction.flags(dict(names))
+    if known is None:
+        return forest([correction.shared], len(correction.low), flags)
+    here = np.array([gpu == known for gpu in correction.gpus], np.float32)
+    return forest([correction.shared, correction.local], len(correction.low), np.concatenate([flags, here]))
 
 
 @dataclass(frozen=True, slots=True)

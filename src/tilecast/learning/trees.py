@@ -1,14 +1,17 @@
 """Oblivious trees in plain numpy: every node of a level asks the same question, so a tree is a few comparisons and one look-up.
 
 They saturate: beyond the last threshold nothing changes any more, which is what a correction must do far from its data.
+Names and GPUs are columns too, the same for all launches of a call: a `Forest` has answered their questions beforehand.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK = 256  # rows at a time: their comparisons stay in cache
+BLOCK = 256  # rows at a time: their answers stay in cache
+DEEPEST = 8  # questions of a tree: the number of a leaf fits a byte
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,20 +24,85 @@ class Trees:
 
     def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """The sum of every tree's leaf, for each row."""
-        num_trees, depth = self.feature.shape
-        total = np.zeros(len(numbers))
-        if not num_trees:
-            return total
-        first = (np.arange(num_trees, dtype=np.int32) << depth)[:, None]
-        leaves = self.leaf.reshape(-1)
+        return forest([self], numbers.shape[1], np.zeros(0, np.float32)).predict(numbers)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forest:
+    """T trees of at most DEEPEST questions, the deepest first; each of the Q different questions is asked once."""
+
+    feature: NDArray[np.int64]  # (Q,)
+    threshold: NDArray[np.float32]  # (Q,)
+    question: NDArray[np.int64]  # (T, DEEPEST), lowest bit first; the last question is one that nobody passes
+    depth: NDArray[np.int64]  # (T,)
+    first: NDArray[np.int64]  # (T,) of each tree's leaves
+    leaf: NDArray[np.float32]
+    constant: float  # what trees add that have no question left
+
+    def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The sum of every tree's leaf, for each row."""
+        if len(numbers) == 1:
+            answers = numbers[0].take(self.feature) > self.threshold
+            leaf_of = np.packbits(answers.take(self.question), bitorder="little")
+            return np.array([self.leaf.take(leaf_of + self.first).sum(dtype=np.float64) + self.constant])
+        total = np.full(len(numbers), self.constant)
         for start in range(0, len(numbers), BLOCK):
             columns = np.ascontiguousarray(numbers[start : start + BLOCK].T)  # a question reads one feature of many rows
-            where = np.repeat(first, columns.shape[1], axis=1)
-            for level in range(depth):
-                answers = columns[self.feature[:, level]] > self.threshold[:, level, None]
-                where += answers.astype(np.int32) << level
-            total[start : start + BLOCK] = leaves[where].sum(axis=0, dtype=np.float64)
+            leaf_of = self._leaves((columns[self.feature] > self.threshold[:, None]).view(np.uint8))
+            total[start : start + BLOCK] += self.leaf.take(leaf_of + self.first[:, None], mode="clip").sum(axis=0, dtype=np.float64)
         return total
+
+    def _leaves(self, answers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The number of the leaf that each row (Q, R) reaches in each tree: (T, R)."""
+        leaf_of = np.zeros((len(self.question), answers.shape[1]), np.uint8)
+        for level in range(DEEPEST - 1, -1, -1):
+            asking = int(np.count_nonzero(self.depth > level))
+            some = leaf_of[:asking]
+            some += some  # the next bit; a shift by one
+            some |= answers.take(self.question[:asking, level], axis=0)
+        return leaf_of
+
+
+def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) -> Forest:
+    """All trees of `parts`, with the columns from `num_open` on known beforehand: their questions are answered here, once."""
+    folded = [_folded(trees, num_open, known) for trees in parts]
+    feature, threshold = (np.concatenate([getattr(trees, name) for trees, _ in folded]) for name in ("feature", "threshold"))
+    leaf, depth = np.concatenate([trees.leaf for trees, _ in folded]), np.concatenate([depth for _, depth in folded])
+    constant = float(leaf[depth == 0, 0].sum(dtype=np.float64))
+    deepest_first = np.argsort(-depth, kind="stable")[: np.count_nonzero(depth)]
+    feature, threshold, leaf, depth = (values[deepest_first] for values in (feature, threshold, leaf, depth))
+    nobody_passes = np.arange(DEEPEST) >= depth[:, None]
+    codes = np.where(nobody_passes, -1, feature.astype(np.int64) << 32 | threshold.view(np.uint32))
+    different, question = np.unique(codes, return_inverse=True)
+    size = 1 << depth
+    asked = different >= 0
+    return Forest(
+        feature=np.where(asked, different >> 32, 0),
+        threshold=np.where(asked, (different & 0xFFFFFFFF).astype(np.uint32).view(np.float32), np.inf).astype(np.float32),
+        question=question.reshape(codes.shape),
+        depth=depth,
+        first=np.cumsum(size) - size,
+        leaf=leaf[np.arange(1 << DEEPEST) < size[:, None]],
+        constant=constant,
+    )
+
+
+def _folded(trees: Trees, num_open: int, known: NDArray[np.float32]) -> tuple[Trees, NDArray[np.int64]]:
+    """The trees at depth DEEPEST with their open questions first, and how many of these each one has."""
+    levels = trees.feature.shape[1]
+    assert levels <= DEEPEST, f"trees ask {levels} questions, at most {DEEPEST} are read"
+    pad = ((0, 0), (0, DEEPEST - levels))
+    feature, threshold = np.pad(trees.feature, pad), np.pad(trees.threshold, pad)
+    is_open = (feature < num_open) & (np.arange(DEEPEST) < levels)
+    passes = np.append(known, 0.0)[np.where(feature < num_open, -1, feature - num_open)] > threshold
+    reached = ((passes & ~is_open)[:, :levels] << np.arange(levels)).sum(axis=1)
+    order = np.argsort(~is_open, axis=1, kind="stable")
+    depth = is_open.sum(axis=1)
+    place = reached[:, None]  # of leaf 0, then of the leaves with one more bit, ...
+    for level in range(DEEPEST):
+        place = np.concatenate([place, place + np.where(level < depth, 1 << order[:, level], 0)[:, None]], axis=1)
+    leaf = np.take_along_axis(trees.leaf, place, axis=1)
+    return Trees(np.take_along_axis(feature, order, axis=1), np.take_along_axis(threshold, order, axis=1), leaf), depth
 
 
 def empty() -> Trees:
