@@ -1,7 +1,8 @@
 """Our own predictors as contenders: the package's answers for schema rows, with weights fitted on the suite's training side only."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tilecast.kernels.base import execution_of
 from tilecast.kernels.registry import kernels
 from tilecast.learning.features import SIZES, launches
 
+LEFT_OUT_ROWS = 15_000  # a suite fits many times
 IDENTITY = ("gpu", "engine", "dtype", "identity", "timer", "cache")
 
 
@@ -49,36 +51,45 @@ class Learned:
     name = "tilecast"
     kind = "ours"
 
-    def __init__(self, rows_per_slice: int = 2500, local_trees: int = 400) -> None:
-        self.rows_per_slice = rows_per_slice
-        self.local_trees = local_trees
+    def __init__(self, bases: Collection[str] = ("interpolated",), own: Collection[str] | None = None) -> None:
+        self.bases = bases  # whose intervals are asked for
+        self.own = own  # GPUs that get trees of their own; none of the others is asked for
         self.correction: Any = None
 
     def fit(self, train: pl.DataFrame, family: str) -> Predictor:
-        from tilecast.learning import training
+        from tilecast.learning import recipes, training
 
         self.correction = None
-        settings = training.Settings(rows_per_slice=self.rows_per_slice, local_trees=self.local_trees)
+        settings = replace(recipes.settings_of(family), left_out_rows=LEFT_OUT_ROWS)
         if family in SIZES and train.height:
-            try:
-                data = training.examples(train, family, settings=settings)
-                self.correction = training.fit_once(data, family, settings)
-            except MissingData:
-                pass  # too few rows: physics alone
+            with suppress(MissingData):  # too few rows: physics alone
+                self.correction = training.fit(
+                    train, family, settings=settings, bases=self.bases, own=self.own, refit="interpolated" not in self.bases, say=_quiet
+                )
         return self
 
     def predict(self, rows: pl.DataFrame, family: str) -> Seconds:
-        return _answered(rows, family, self._seconds)
+        return _answered(rows, family, lambda group: self._interval(group)[1])
 
-    def _seconds(self, group: Group) -> Seconds:
+    def interval(self, rows: pl.DataFrame, family: str) -> tuple[Seconds, Seconds]:
+        """(low, high) of every row."""
+        low = _answered(rows, family, lambda group: self._interval(group)[0])
+        return low, _answered(rows, family, lambda group: self._interval(group)[2])
+
+    def _interval(self, group: Group) -> tuple[Seconds, Seconds, Seconds]:
+        """(low, median, high) as the predictor makes them; without a correction there is no interval to score."""
         analysis = execution_of(group.kernel, group.gpu, group.protocol)
-        if self.correction is None:
-            return analysis.analytic_s
-        found = launches(group.kernel, group.gpu, analysis, group.engine)
-        if not self.correction.applies_to(found):
-            return analysis.analytic_s
-        log_ratio = self.correction.correct(found, group.gpu).log_ratio
-        return np.asarray(np.maximum(analysis.analytic_s * np.exp(log_ratio), analysis.bound_s))
+        found = launches(group.kernel, group.gpu, analysis, group.engine) if self.correction is not None else None
+        if found is None or not self.correction.applies_to(found):
+            nothing = np.full(len(analysis.analytic_s), np.nan)
+            return nothing, analysis.analytic_s, nothing
+        corrected = self.correction.correct(found, group.gpu)
+        median_s = np.maximum(analysis.analytic_s * np.exp(corrected.log_ratio), analysis.bound_s)
+        return np.maximum(median_s * np.exp(-corrected.width), analysis.bound_s), median_s, median_s * np.exp(corrected.width)
+
+
+def _quiet(_: str) -> None:
+    """Suites tell their own progress."""
 
 
 def _answered(rows: pl.DataFrame, family: str, seconds: Callable[[Group], Seconds]) -> Seconds:

@@ -3,13 +3,14 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from benchmarks.accuracy.comparison import best, champion, mape_by, num_cases, same_rows
+from benchmarks.accuracy.intervals import interval_shares
 from benchmarks.accuracy.result import Result, by_slice, headline, worst
 from tilecast.errors import SpecError
 
@@ -34,6 +35,7 @@ class Run:
 
 def document(result: Result, run: Run) -> dict[str, Any]:
     """The whole result as plain JSON values."""
+    result = replace(result, shares=[*result.shares, *interval_shares(result)])
     table = headline(result)
     chosen = champion(table)
     return {
@@ -118,7 +120,7 @@ def headline_table(table: pl.DataFrame) -> str:
 
 
 def worst_table(result: Result, predictor: str) -> str:
-    cases = worst(result, predictor).drop("predictor", "kind")
+    cases = worst(result, predictor).drop("predictor", "kind", "low", "high", strict=False)
     error = (100 * pl.col("error")).alias("error %")
     times = pl.col("measured", "predicted").map_elements(lambda value: f"{value:.4g}", pl.String)
     return frame_table(cases.with_columns(error, times).drop("error"))
@@ -126,6 +128,7 @@ def worst_table(result: Result, predictor: str) -> str:
 
 def markdown(result: Result, run: Run, plots: Sequence[str] = ()) -> str:
     """The result as a page."""
+    result = replace(result, shares=[*result.shares, *interval_shares(result)])
     table = headline(result)
     chosen = champion(table)
     subset = " (quick: a small fixed subset)" if run.quick else ""

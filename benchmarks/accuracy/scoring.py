@@ -57,15 +57,28 @@ def cases(test: pl.DataFrame, family: str, slices: Iterable[str]) -> pl.DataFram
     )
 
 
-def answered(case: pl.DataFrame, name: str, kind: str, seconds: pl.Series) -> pl.DataFrame:
+def answered(
+    case: pl.DataFrame, name: str, kind: str, seconds: pl.Series, interval: tuple[np.ndarray, np.ndarray] | None = None
+) -> pl.DataFrame:
     """The cases with one predictor's answers; what is not finite counts as failed, a negative time does not: it is an answer."""
-    good = pl.when(seconds.is_finite()).then(seconds)
-    return case.with_columns(pl.lit(name).alias("predictor"), pl.lit(kind).alias("kind"), good.alias("predicted"))
+    low, high = (None, None) if interval is None else (pl.Series(part).fill_nan(None) for part in interval)
+    return case.with_columns(
+        pl.lit(name).alias("predictor"),
+        pl.lit(kind).alias("kind"),
+        pl.when(seconds.is_finite()).then(seconds).alias("predicted"),
+        pl.lit(low, pl.Float64).alias("low"),
+        pl.lit(high, pl.Float64).alias("high"),
+    )
 
 
 def scored(predictors: Iterable[Predictor], train: pl.DataFrame, test: pl.DataFrame, family: str, slices: Iterable[str]) -> pl.DataFrame:
-    """Each predictor fitted on `train` and asked for `test`, long."""
+    """Each predictor fitted on `train` and asked for `test`, long; with its interval where it gives one."""
     case = cases(test, family, slices)
     # Whatever a predictor is given to answer, it never sees the answer.
     asked = test.with_columns(pl.lit(None, pl.Float64).alias("latency_s"))
-    return pl.concat(answered(case, each.name, each.kind, pl.Series(each.fit(train, family).predict(asked, family))) for each in predictors)
+    frames = []
+    for each in predictors:
+        fitted = each.fit(train, family)
+        interval = fitted.interval(asked, family) if isinstance(fitted, Learned) else None
+        frames.append(answered(case, each.name, each.kind, pl.Series(fitted.predict(asked, family)), interval))
+    return pl.concat(frames)

@@ -18,7 +18,7 @@ from tilecast.learning import recipes, tensors
 from tilecast.learning.correction import Correction, load, read, write
 from tilecast.learning.features import number_names
 from tilecast.learning.training import Settings
-from tilecast.learning.trees import empty
+from tilecast.learning.trees import empty, grove
 from tilecast.predictors.kernel import predict_kernel
 
 SCORES = {
@@ -47,7 +47,7 @@ def artifact(folder: Path, scores: dict[str, dict[str, float]]) -> None:
             family="gemm", vocabulary={"dtype": ["bf16"]}, gpus=("a100-sxm-80gb", "l40s"), archs=("ada", "ampere"),
             measured={"a100-sxm-80gb": {"16-bit None": []}, "l40s": {"16-bit None": []}},
             level=np.zeros((2, 3), np.float32), low=np.full(num_numbers, -99, np.float32), high=np.full(num_numbers, 99, np.float32),
-            shared=empty(), local=empty(), carry=1.0, edges=np.zeros(0, np.float32), width=np.full((4, 1), 0.1, np.float32),
+            shared=empty(), local=grove({}), carry=1.0, spread=grove({}), quantile=np.full(4, 0.1, np.float32),
             manifest=manifest,
             digest="",
         ),

@@ -18,15 +18,27 @@ from tilecast.learning import correction as corrections
 from tilecast.learning import tensors
 from tilecast.learning.correction import Correction, file_digest, load, read, write
 from tilecast.learning.features import GROUPS, Launches, number_names
-from tilecast.learning.trees import Trees
+from tilecast.learning.trees import Trees, grove
 from tilecast.predictors.kernel import interval_width, predict_kernel
 
 NUMBERS = number_names("gemm")
 LOG2_M = NUMBERS.index("log2 m")
 LOG_TIME = NUMBERS.index("log time in launches")
 VOCABULARY = {"cache": ["cold"], "dtype": ["bf16", "fp16"]}
-ON_A100 = len(NUMBERS) + 3  # behind the numbers and three names: the first GPU's own column
-WIDTH = np.array([[0.1, 0.2, 0.3], [0.15, 0.3, 0.45], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9]], np.float32)
+QUANTILE = np.array([0.1, 0.15, 0.4, 0.5], np.float32)  # of each basis
+EXPECTED = np.array([1.0, 2.0, 3.0])  # error to the first edge of log time, between both, beyond
+WIDTH = np.outer(QUANTILE, EXPECTED)
+BYTE = {"rel": 0.01}  # leaves of the interval's trees are bytes
+
+
+def one_leaf(value: float) -> Trees:
+    return Trees(np.zeros((1, 1), np.int32), np.full((1, 1), np.inf, np.float32), np.full((1, 2), value, np.float32))
+
+
+def spread(*edges: float) -> Trees:
+    """log EXPECTED by log time, with these edges."""
+    leaf = np.log([[EXPECTED[0], EXPECTED[1], EXPECTED[0], EXPECTED[2]]]).astype(np.float32)
+    return Trees(np.array([[LOG_TIME, LOG_TIME]], np.int32), np.array([edges], np.float32), leaf)
 
 
 def by_hand(**changed: Any) -> Correction:
@@ -36,15 +48,15 @@ def by_hand(**changed: Any) -> Correction:
         vocabulary=VOCABULARY,
         gpus=("a100-sxm-80gb", "l40s"),
         archs=("ada", "ampere"),
-        measured={"a100-sxm-80gb": {"16-bit None": []}, "l40s": {"16-bit None": []}},
+        measured={"a100-sxm-80gb": {"16-bit None": ["sglang"]}, "l40s": {"16-bit None": ["sglang"]}},
         level=np.array([[0.2, 0.1, 0.0], [-0.2, -0.1, -0.3]], np.float32),
         low=np.full(len(NUMBERS), -20.0, np.float32),
         high=np.full(len(NUMBERS), 20.0, np.float32),
         shared=Trees(np.array([[LOG2_M]], np.int32), np.array([[8.0]], np.float32), np.array([[0.1, 0.3]], np.float32)),
-        local=Trees(np.array([[ON_A100]], np.int32), np.array([[0.5]], np.float32), np.array([[-0.05, 0.05]], np.float32)),
+        local=grove({"a100-sxm-80gb sglang 16-bit": one_leaf(0.05), "l40s sglang 16-bit": one_leaf(-0.05)}),
         carry=1.0,
-        edges=np.array([1.0, 2.0], np.float32),
-        width=WIDTH,
+        spread=grove({"seen": spread(1.0, 2.0), "unseen": spread(1.0, 2.0)}),
+        quantile=QUANTILE,
         manifest={"scores": {}},
         digest="",
     )
@@ -131,7 +143,7 @@ def test_an_unseen_gpu_borrows_from_a_measured_one_with_its_die_and_says_unseen(
     found = by_hand().correct(launches(SMALL), hardware.gpu(gpu))
     assert found.log_ratio == pytest.approx([0.1 - 0.05 - 0.2], abs=1e-6)
     assert found.basis.tolist() == ["unseen-gpu"]
-    assert found.width == pytest.approx([WIDTH[2, 0]])
+    assert found.width == pytest.approx([WIDTH[2, 0]], **BYTE)
 
 
 def test_of_several_siblings_the_nearest_in_rates_lends() -> None:
@@ -209,12 +221,12 @@ def test_a_correction_never_exceeds_a_factor_of_twelve(level: float, clipped: fl
 @pytest.mark.parametrize(("gpu", "row"), [("l40s", 0), ("a40", 2), ("h100-sxm", 3)])
 def test_the_interval_is_that_of_the_basis_and_of_the_time_in_launches(gpu: str, row: int) -> None:
     found = by_hand().correct(launches({LOG_TIME: 0.5}, {LOG_TIME: 1.5}, {LOG_TIME: 9.0}), hardware.gpu(gpu))
-    assert found.width == pytest.approx(WIDTH[row])
+    assert found.width == pytest.approx(WIDTH[row], **BYTE)
 
 
 def test_the_interval_widens_outside_the_range_up_to_three_times() -> None:
     found = by_hand().correct(launches({LOG2_M: 40.0}, {LOG2_M: 220.0}, {LOG2_M: 1e6}), hardware.gpu("l40s"))
-    assert found.width == pytest.approx(WIDTH[1, 0] * np.array([1.5, 3.0, 3.0]))
+    assert found.width == pytest.approx(WIDTH[1, 0] * np.array([1.5, 3.0, 3.0]), **BYTE)
 
 
 # ---- on disk -------------------------------------------------------------------------------------------------------
@@ -227,7 +239,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["gemm.json", "gemm.safetensors"]
     for name in ("family", "vocabulary", "gpus", "archs"):
         assert getattr(after, name) == getattr(before, name)
-    for name in ("level", "low", "high", "edges", "width"):
+    for name in ("level", "low", "high", "quantile"):
         np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
     for gpu in ("l40s", "a40", "rtx-4090"):
         asked = launches(SMALL, LARGE, {LOG2_M: 50.0})
@@ -253,9 +265,9 @@ def test_a_failed_manifest_leaves_the_old_artifact_as_it_was(tmp_path: Path) -> 
     path = write(by_hand(), tmp_path)
     before = path.read_bytes()
     with pytest.raises(TypeError):
-        write(by_hand(edges=np.array([5.0, 6.0], np.float32), manifest={"date": object()}), tmp_path)
+        write(by_hand(quantile=2 * QUANTILE, manifest={"date": object()}), tmp_path)
     assert path.read_bytes() == before
-    assert read(path).edges.tolist() == [1.0, 2.0]
+    np.testing.assert_array_equal(read(path).quantile, QUANTILE)
 
 
 def test_a_manifest_that_states_another_hash_is_refused(artifact: Path) -> None:
@@ -317,8 +329,8 @@ def test_a_prediction_is_the_analytic_time_corrected(artifact: Path) -> None:
     assert found.basis.tolist() == ["interpolated", "interpolated"]
     # m > 256, compute binds: 0.3 + 0.05 + 0.2
     assert found.median_s == pytest.approx(np.maximum(found.analytic_s * math.exp(0.55), found.bound_s))
-    assert found.high_s / found.median_s == pytest.approx(np.exp(WIDTH[0, 2]))
-    assert found.low_s == pytest.approx(np.maximum(found.median_s * np.exp(-WIDTH[0, 2]), found.bound_s))
+    assert found.high_s / found.median_s == pytest.approx(np.exp(WIDTH[0, 2]), **BYTE)
+    assert found.low_s == pytest.approx(np.maximum(found.median_s * np.exp(-WIDTH[0, 2]), found.bound_s), **BYTE)
 
 
 def test_a_correction_never_takes_a_prediction_below_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:

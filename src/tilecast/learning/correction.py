@@ -1,10 +1,10 @@
 """The learned correction of one family: log(measured / analytic) as a GPU's level, plus what shapes do everywhere, plus what they do here.
 
-    correction = level[GPU, what binds] + trees(shape) + trees(shape on this GPU), each faded out away from its data
+    correction = level[GPU, what binds] + trees(shape) + trees of this GPU, engine and number format(shape), faded out away from the data
 
 A GPU nobody measured has no level and no trees of its own: it borrows those of a measured GPU with the same die, or keeps what carries
-over. The artifact holds an index of what it was
-trained on, from which the basis of a prediction follows without any data.
+over. A third kind of trees says how large an error to expect of such a launch, which makes the interval. The artifact holds an index of
+what it was trained on, from which the basis of a prediction follows without any data.
 """
 
 import json
@@ -24,13 +24,20 @@ from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.manifests import FOLDER
-from tilecast.learning.trees import Forest, Trees, forest
+from tilecast.learning.trees import Forest, Grove, Trees, forest
 
-SCHEMA = "tilecast.correction/1"
+SCHEMA = "tilecast.correction/2"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
 RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as inside
 FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the correction is left
 LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
+WIDTHS = (0.01, 1.5)  # log: no interval is narrower or wider
+ARRAYS = ("level", "low", "high", "quantile")
+TREES = {
+    "shared": ("feature", "threshold", "leaf"),
+    "local": ("feature", "threshold", "leaf", "scale"),
+    "spread": ("feature", "threshold", "leaf", "scale"),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,10 +53,10 @@ class Correction:
     low: NDArray[np.float32]  # (F,) range of each number in training
     high: NDArray[np.float32]
     shared: Trees
-    local: Trees
+    local: Grove  # by `forest_key`: what is special to a GPU, engine and number format
     carry: float  # how much of the shared trees holds on GPUs nobody measured, by leaving architectures out
-    edges: NDArray[np.float32]  # of log(time / launch): bins of the interval's width
-    width: NDArray[np.float32]  # (bases, bins): half the 80 % interval, in log
+    spread: Grove  # log of the error to expect: "seen" on GPUs with data, "unseen" on others
+    quantile: NDArray[np.float32]  # (bases,): in units of that error, half the 80 % interval of log(measured / median)
     manifest: Mapping[str, Any]
     digest: str
 
@@ -74,8 +81,8 @@ class Correction:
         log_ratio = fade * log_ratio + (own if level is None else level)[launches.group]
         basis = 0 if seen and known == gpu.id else 2 if gpu.arch in self.archs else 3
         bases = np.where((basis == 0) & (beyond > RANGE_SLACK), 1, basis)
-        bins = np.searchsorted(self.edges, launches.numbers[:, _time_column(launches)])
-        width = self.width[bases, bins].astype(np.float64) * (1.0 + np.minimum(beyond, 2.0))
+        expected = np.exp(_spread(self, tuple(asked.names.items()), gpu.id if basis == 0 else None).predict(launches.numbers))
+        width = np.clip(self.quantile[bases] * expected, *WIDTHS) * (1.0 + np.minimum(beyond, 2.0))
         return Corrected(np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION), width, np.asarray(BASES)[bases])
 
     def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
@@ -123,12 +130,19 @@ class Correction:
 
 @lru_cache(maxsize=256)
 def _forest(correction: Correction, names: tuple[tuple[str, str], ...], known: str | None) -> Forest:
-    """The trees that speak for these names: the shared ones, and the local ones with `known` as the GPU."""
-    flags = correction.flags(dict(names))
-    if known is None:
-        return forest([correction.shared], len(correction.low), flags)
-    here = np.array([gpu == known for gpu in correction.gpus], np.float32)
-    return forest([correction.shared, correction.local], len(correction.low), np.concatenate([flags, here]))
+    """The trees that speak for these names: the shared ones, and those of `known` in the engine and number format named."""
+    key = "" if known is None else forest_key(known, dict(names))
+    own = [correction.local.trees(key)] if key in correction.local else []
+    return forest([correction.shared, *own], len(correction.low), correction.flags(dict(names)))
+
+
+@lru_cache(maxsize=256)
+def _spread(correction: Correction, names: tuple[tuple[str, str], ...], gpu: str | None) -> Forest:
+    """How large an error to expect under these names, on a GPU that was measured or (None) on another."""
+    here = np.array([name == gpu for name in correction.gpus], np.float32)
+    kind = "unseen" if gpu is None else "seen"
+    parts = [correction.spread.trees(kind)] if kind in correction.spread else []
+    return forest(parts, len(correction.low), np.concatenate([correction.flags(dict(names)), here]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +153,22 @@ class Corrected:
 
 
 def kernel_key(names: Mapping[str, str]) -> str:
-    """Number format, identity, and the pass of a MoE layer; fp16 and bf16 run the same kernels at the same rates."""
-    dtype = "16-bit" if names["dtype"] in ("fp16", "bf16") else names["dtype"]
-    return " ".join([dtype, names.get("identity", "None"), *([names["moe_pass"]] if "moe_pass" in names else [])])
+    """Number format, identity, and the pass of a MoE layer."""
+    return " ".join([_format(names), names.get("identity", "None"), *_moe_pass(names)])
 
 
-def _time_column(launches: Launches) -> int:
-    return 11  # "log time in launches" of features.number_names
+def forest_key(gpu: str, names: Mapping[str, str]) -> str:
+    """GPU, engine, number format, and the pass of a MoE layer: what has trees of its own."""
+    return " ".join([gpu, names.get("engine") or "-", _format(names), *_moe_pass(names)])
+
+
+def _format(names: Mapping[str, str]) -> str:
+    """fp16 and bf16 run the same kernels at the same rates."""
+    return "16-bit" if names["dtype"] in ("fp16", "bf16") else names["dtype"]
+
+
+def _moe_pass(names: Mapping[str, str]) -> list[str]:
+    return [names["moe_pass"]] if "moe_pass" in names else []
 
 
 @cache
@@ -173,11 +196,12 @@ def read(path: Path) -> Correction:
             archs=tuple(index["archs"]),
             carry=float(index["carry"]),
             measured=index["measured"],
-            shared=Trees(arrays["shared.feature"], arrays["shared.threshold"], arrays["shared.leaf"]),
-            local=Trees(arrays["local.feature"], arrays["local.threshold"], arrays["local.leaf"]),
+            shared=Trees(*(arrays[f"shared.{part}"] for part in TREES["shared"])),
+            local=Grove(**{part: arrays[f"local.{part}"] for part in TREES["local"]}, where=index["local"]),
+            spread=Grove(**{part: arrays[f"spread.{part}"] for part in TREES["spread"]}, where=index["spread"]),
             manifest=manifest,
             digest=digest[:12],
-            **{name: arrays[name] for name in ("level", "low", "high", "edges", "width")},
+            **{name: arrays[name] for name in ARRAYS},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
         raise MissingData(f"{path.name} or its manifest is damaged ({problem}): reinstall tilecast, or run 'tilecast fit'") from None
@@ -188,13 +212,10 @@ def write(correction: Correction, folder: Path) -> Path:
     import tempfile
 
     path = folder / f"{correction.family}.safetensors"
-    trees = {
-        f"{name}.{part}": getattr(getattr(correction, name), part)
-        for name in ("shared", "local")
-        for part in ("feature", "threshold", "leaf")
-    }
-    arrays = trees | {name: getattr(correction, name) for name in ("level", "low", "high", "edges", "width")}
+    trees = {f"{name}.{part}": getattr(getattr(correction, name), part) for name, parts in TREES.items() for part in parts}
+    arrays = trees | {name: getattr(correction, name) for name in ARRAYS}
     index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "carry", "measured")}
+    index |= {name: dict(getattr(correction, name).where) for name in ("local", "spread")}
     with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:  # so that a failure leaves what was there
         weights = Path(draft) / path.name
         tensors.write(weights, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)})

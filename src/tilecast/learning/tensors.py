@@ -9,12 +9,22 @@ import numpy as np
 
 from tilecast.errors import MissingData
 
-DTYPES = {"F32": np.float32, "F64": np.float64, "I32": np.int32, "I64": np.int64, "F16": np.float16, "I16": np.int16}
+DTYPES = {
+    "F32": np.float32,
+    "F64": np.float64,
+    "I32": np.int32,
+    "I64": np.int64,
+    "F16": np.float16,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+}
 NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    arrays = dict(sorted(arrays.items(), key=lambda item: -item[1].itemsize))  # wide ones first, so that all are aligned
     offset = 0
     for name, array in arrays.items():
         header[name] = {"dtype": NAMES[array.dtype], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}

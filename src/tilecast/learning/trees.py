@@ -4,7 +4,7 @@ They saturate: beyond the last threshold nothing changes any more, which is what
 Names and GPUs are columns too, the same for all launches of a call: a `Forest` has answered their questions beforehand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 BLOCK = 256  # rows at a time: their answers stay in cache
 DEEPEST = 8  # questions of a tree: the number of a leaf fits a byte
+SMALLEST_LEAF = 1e-12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +66,7 @@ class Forest:
 
 def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) -> Forest:
     """All trees of `parts`, with the columns from `num_open` on known beforehand: their questions are answered here, once."""
-    folded = [_folded(trees, num_open, known) for trees in parts]
+    folded = [_folded(trees, num_open, known) for trees in parts or [empty()]]
     feature, threshold = (np.concatenate([getattr(trees, name) for trees, _ in folded]) for name in ("feature", "threshold"))
     leaf, depth = np.concatenate([trees.leaf for trees, _ in folded]), np.concatenate([depth for _, depth in folded])
     constant = float(leaf[depth == 0, 0].sum(dtype=np.float64))
@@ -103,6 +104,39 @@ def _folded(trees: Trees, num_open: int, known: NDArray[np.float32]) -> tuple[Tr
         place = np.concatenate([place, place + np.where(level < depth, 1 << order[:, level], 0)[:, None]], axis=1)
     leaf = np.take_along_axis(trees.leaf, place, axis=1)
     return Trees(np.take_along_axis(feature, order, axis=1), np.take_along_axis(threshold, order, axis=1), leaf), depth
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grove:
+    """Many sets of trees end to end, as they lie in a file: a leaf is a byte times its tree's scale. `where` names each set's rows."""
+
+    feature: NDArray[np.uint8]  # (T, D)
+    threshold: NDArray[np.float32]
+    leaf: NDArray[np.int8]  # (T, 2 ** D)
+    scale: NDArray[np.float32]  # (T,)
+    where: Mapping[str, Sequence[int]]  # name -> first tree, and the one after the last
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.where
+
+    def trees(self, name: str) -> Trees:
+        rows = slice(*self.where[name])
+        return Trees(self.feature[rows].astype(np.int32), self.threshold[rows], self.leaf[rows] * self.scale[rows, None])
+
+
+def grove(sets: Mapping[str, Trees]) -> Grove:
+    """`sets` packed; a leaf moves by at most 1/254 of its tree's largest."""
+    kept = {name: trees for name, trees in sets.items() if len(trees.feature)}
+    if not kept:
+        return Grove(np.zeros((0, 1), np.uint8), np.zeros((0, 1), np.float32), np.zeros((0, 2), np.int8), np.zeros(0, np.float32), {})
+    feature, threshold, leaf = (
+        np.concatenate([getattr(trees, part) for trees in kept.values()]) for part in ("feature", "threshold", "leaf")
+    )
+    assert feature.max() < 256, "a feature's number must fit a byte"
+    scale = (np.maximum(np.abs(leaf).max(axis=1), SMALLEST_LEAF) / 127).astype(np.float32)
+    ends = np.cumsum([len(trees.feature) for trees in kept.values()]).tolist()
+    where = {name: (end - len(trees.feature), end) for (name, trees), end in zip(kept.items(), ends, strict=True)}
+    return Grove(feature.astype(np.uint8), threshold, np.rint(leaf / scale[:, None]).astype(np.int8), scale, where)
 
 
 def empty() -> Trees:
