@@ -288,9 +288,9 @@ def _smooth_maximum(parts: list[Floats | float]) -> Floats | float:
     """
     if len(parts) == 1:
         return parts[0]
-    squares = [part * part for part in parts]
-    total = squares[0] * squares[0]
-    for square in squares[1:]:
+    total: Floats | float = 0.0
+    for part in parts:
+        square = part * part
         total = total + square * square
     root: Floats = np.sqrt(np.sqrt(total))
     return root
