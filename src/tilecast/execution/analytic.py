@@ -1,13 +1,14 @@
 """From tasks to time: placement on SMs, demand per pipeline, the bound, and the analytic time. Pure functions over arrays (L, V)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
 from tilecast.errors import SpecError
-from tilecast.execution.clock import sustained_fraction, tensor_width
+from tilecast.execution.clock import limited_fraction, sustained_fraction, tensor_width
 from tilecast.execution.fitted import Constants, constants
 from tilecast.execution.protocol import Protocol
 from tilecast.execution.tasks import Floats, TaskSet
@@ -29,71 +30,132 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What people and reports read of L launches beside the times. Arrays (L,)."""
+
+    bound_by: np.ndarray  # pipeline that binds: names
+    demand_s: Mapping[str, Floats]  # each pipeline's total demand at its peak, all SMs together
+    variant: np.ndarray  # the tile or split that wins: names
+    stages_s: Mapping[str, Floats] = field(default_factory=dict)  # how the winner's time adds up, in the order it does
+
+
+class Once:
+    """A function without arguments that is called at most once, when its value is first asked for."""
+
+    __slots__ = ("_make", "_value")
+
+    def __init__(self, make: Callable[[], Account]) -> None:
+        self._make: Callable[[], Account] | None = make
+        self._value: Account | None = None
+
+    def __call__(self) -> Account:
+        if self._value is None:
+            assert self._make is not None
+            self._value, self._make = self._make(), None  # what it was made of is no longer held
+        return self._value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """Everything the analytic model says of L launches. Arrays (L,) but for `demand_s` and `busy_s`: pipeline -> (L,)."""
 
     bound_s: Floats
     analytic_s: Floats
-    bound_by: np.ndarray  # pipeline that binds: names
-    demand_s: Mapping[str, Floats]  # each pipeline's total demand at its peak, all SMs together
-    busy_s: Mapping[str, Floats]  # the same on the busiest SM, at the sustained clock and reachable rates
+    busy_s: Mapping[str, Floats]  # each pipeline on the busiest SM, at the sustained clock and reachable rates
     placement: Placement
     clock_hz: Floats
     launch_s: Floats
-    variant: np.ndarray  # the tile or split that wins: names
-    stages_s: Mapping[str, Floats] = field(default_factory=dict)  # how the winner's time adds up, in the order it does
+    dram_bytes: Floats
+    account: Once  # worked out when somebody reads it: many predictions are made for their median alone
+
+    @property
+    def bound_by(self) -> np.ndarray:
+        return self.account().bound_by
+
+    @property
+    def demand_s(self) -> Mapping[str, Floats]:
+        return self.account().demand_s
+
+    @property
+    def variant(self) -> np.ndarray:
+        return self.account().variant
+
+    @property
+    def stages_s(self) -> Mapping[str, Floats]:
+        return self.account().stages_s
 
 
 def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | None = None) -> Analysis:
-    """Price every variant and take the soft minimum, as a library's heuristic would."""
+    """Price every variant and take the soft minimum, as a library's heuristic would.
+
+    A lone launch is priced with plain numbers and rows of variants: the same lines, many times faster than on arrays of one entry.
+    """
+    rates = _rates(gpu, tasks.matrix_dtype, using)
     using = using or constants()
-    num_tasks = np.atleast_2d(tasks.num_tasks)
-    shape = np.broadcast_shapes(num_tasks.shape, np.shape(tasks.least_flop), (1, len(tasks.variants)))
-    busiest = np.ceil(num_tasks / gpu.num_sms) if tasks.busiest_tasks is None else np.maximum(tasks.busiest_tasks, num_tasks / gpu.num_sms)
-    rounds = np.ceil(busiest / tasks.resident) if tasks.rounds is None else tasks.rounds
+    num_launches = max(_rows(tasks.num_tasks), _rows(tasks.least_flop))
+    if num_launches == 1:
+        tasks = tasks.alone()
+    mean_tasks = tasks.num_tasks / gpu.num_sms
+    busiest = np.ceil(mean_tasks) if tasks.busiest_tasks is None else np.maximum(tasks.busiest_tasks, mean_tasks)
+    rounds = tasks.rounds
+    if rounds is None:
+        rounds = np.ceil(busiest / tasks.resident)
 
-    clocks = _clocks_per_task(tasks, gpu)  # SM clocks at peak, for the pipelines that are used
+    clocks = _clocks_per_task(tasks, gpu, rates)  # SM clocks at peak, for the pipelines that are used
     boost_hz = gpu.boost_clock_hz
-    slowdown = _slowdown(tasks, gpu, clocks, busiest, using)
+    busy = {name: busiest * (per_task / (boost_hz * rates.issued.get(name, 1.0))) for name, per_task in clocks.items()}  # at boost
+    slowdown: Floats | float = 1.0
+    if _used(tasks.matrix_flop):
+        slowdown = sustained_fraction(rates.limited, busy[rates.matrix_unit], using)
+        busy = {name: seconds / slowdown for name, seconds in busy.items()}
     l2_per_s = (tasks.l2_bytes_per_clock_per_sm or using.l2_bytes_per_clock_per_sm) * boost_hz
-    reachable_hz = {name: boost_hz * issue_fraction(gpu, name == "tensor", using) * slowdown for name in ("tensor", "vector")}
-    busy = {name: busiest * per_task / reachable_hz.get(name, boost_hz * slowdown) for name, per_task in clocks.items()}
-    if np.any(np.asarray(tasks.l2_bytes) > 0):
-        busy["l2"] = busiest * tasks.l2_bytes / l2_per_s
-    dram_fraction = tasks.dram_fraction or using.dram_fraction
-    dram_per_s = np.asarray(gpu.dram_bytes_per_s * dram_fraction)
-    if "l2" not in busy:  # few tasks cannot draw all of DRAM's bandwidth; where L2 traffic is counted per task it says so itself
-        dram_per_s = np.minimum(dram_per_s, np.minimum(num_tasks, gpu.num_sms) * l2_per_s)
-    dram_s = np.asarray(tasks.dram_bytes / dram_per_s)
+    dram_per_s: Floats | float = gpu.dram_bytes_per_s * (tasks.dram_fraction or using.dram_fraction)
+    if _used(tasks.l2_bytes):
+        busy["l2"] = busiest * (tasks.l2_bytes / l2_per_s)
+    else:  # few tasks cannot draw all of DRAM's bandwidth; where L2 traffic is counted per task it says so itself
+        dram_per_s = np.minimum(dram_per_s, np.minimum(tasks.num_tasks, gpu.num_sms) * l2_per_s)
+    busy["dram"] = tasks.dram_bytes / dram_per_s
 
-    pipelines_s = _smooth_maximum(list(busy.values()))
+    pipelines_s = _smooth_maximum([seconds for name, seconds in busy.items() if name != "dram"])
     edges_s = rounds * using.fill_s + using.drain_s
-    exposed_s = busiest * tasks.exposed_clocks / (boost_hz * slowdown)
-    running = _smooth_maximum([pipelines_s + edges_s + exposed_s, dram_s])
-    launch_s = launch_seconds(gpu, using) + (using.host_event_s if protocol.timer == "event" else 0.0)
-    bound_s = np.broadcast_to(_bound(tasks, gpu), shape[0])
-    time_s = np.broadcast_to(np.maximum(running + (tasks.fixed_s + launch_s), bound_s[:, None]), shape)
-    analytic_s, best = _soft_minimum(time_s, SHARPNESS)
-
-    rows = np.arange(shape[0])
+    exposed_s = busiest * (tasks.exposed_clocks / (boost_hz * slowdown)) if _used(tasks.exposed_clocks) else 0.0
+    running = _smooth_maximum([pipelines_s + edges_s + exposed_s, busy["dram"]])
+    launch_s = rates.launch_s + (using.host_event_s if protocol.timer == "event" else 0.0)
+    bound_s = _bound(tasks, gpu, rates)
+    time_s = np.maximum(running + (tasks.fixed_s + launch_s), bound_s)
+    best = np.zeros(num_launches, np.int64) if len(tasks.variants) == 1 else time_s.argmin(axis=-1, keepdims=True).reshape(-1)
 
     def chosen(values: Floats | float) -> Floats:
-        return np.asarray(np.broadcast_to(values, shape)[rows, best])
+        return _chosen(values, num_launches, best)
 
-    busy_chosen = {name: chosen(values) for name, values in (busy | {"dram": dram_s}).items()}
-    used = list(busy_chosen)
-    binding = np.asarray(used)[np.argmax(np.stack([busy_chosen[name] for name in used]), axis=0)]
-    mostly_launch = np.max(np.stack(list(busy_chosen.values())), axis=0) < launch_s
-    demand = {name: chosen(num_tasks * per_task) / (gpu.num_sms * gpu.highest_clock_hz) for name, per_task in clocks.items()}
-    if "l2" in busy:
-        demand["l2"] = chosen(num_tasks * tasks.l2_bytes) / (gpu.l2_bytes_per_s or gpu.num_sms * l2_per_s)
-    demand["dram"] = chosen(tasks.dram_bytes) / gpu.dram_bytes_per_s
-    tasks_chosen, busiest_chosen = chosen(num_tasks), chosen(busiest)
+    fastest_s = chosen(time_s)
+    analytic_s = fastest_s if len(tasks.variants) == 1 else _soft_minimum(time_s, fastest_s, SHARPNESS)
+    busy_chosen = {name: chosen(seconds) for name, seconds in busy.items()}
+    tasks_chosen, busiest_chosen, dram_bytes = chosen(tasks.num_tasks), chosen(busiest), chosen(tasks.dram_bytes)
+
+    def account() -> Account:
+        demand = {name: chosen(tasks.num_tasks * per_task) / (gpu.num_sms * gpu.highest_clock_hz) for name, per_task in clocks.items()}
+        if "l2" in busy:
+            demand["l2"] = chosen(tasks.num_tasks * tasks.l2_bytes) / (gpu.l2_bytes_per_s or gpu.num_sms * l2_per_s)
+        return Account(
+            bound_by=_binding(busy_chosen, launch_s),
+            demand_s={**demand, "dram": dram_bytes / gpu.dram_bytes_per_s},
+            variant=_texts(tasks.variants).take(best),
+            stages_s={
+                "pipelines of the busiest SM together": chosen(pipelines_s),
+                "starts and end": chosen(edges_s),
+                "waits that nothing hides": chosen(exposed_s),
+                "DRAM": busy_chosen["dram"],
+                "SM and DRAM together": chosen(running),
+                "further kernels": chosen(tasks.fixed_s),
+                "launch": chosen(launch_s),
+                "cheapest variant": fastest_s,
+            },
+        )
+
     return Analysis(
-        bound_s=np.asarray(bound_s),
+        bound_s=chosen(bound_s),
         analytic_s=analytic_s,
-        bound_by=np.where(mostly_launch, "launch", binding),
-        demand_s=demand,
         busy_s=busy_chosen,
         placement=Placement(
             num_tasks=tasks_chosen,
@@ -102,19 +164,46 @@ def analyse(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants |
             tail_fraction=1.0 - tasks_chosen / gpu.num_sms / busiest_chosen,
         ),
         clock_hz=boost_hz * chosen(slowdown),
-        launch_s=np.full(shape[0], launch_s),
-        variant=np.asarray(tasks.variants)[best],
-        stages_s={
-            "pipelines of the busiest SM together": chosen(pipelines_s),
-            "starts and end": chosen(edges_s),
-            "waits that nothing hides": chosen(exposed_s),
-            "DRAM": chosen(dram_s),
-            "SM and DRAM together": chosen(running),
-            "further kernels": chosen(tasks.fixed_s),
-            "launch": np.full(shape[0], launch_s),
-            "cheapest variant": chosen(time_s),
-        },
+        launch_s=chosen(launch_s),
+        dram_bytes=dram_bytes,
+        account=Once(account),
     )
+
+
+# ---- arrays (L, V), columns (L, 1), rows (V,) and plain numbers ----------------------------------------------------
+
+
+def _rows(values: Floats | float) -> int:
+    return len(values) if isinstance(values, np.ndarray) and values.ndim == 2 else 1
+
+
+def _used(work: Floats | float) -> bool:
+    """Whether there is any; mostly the first entry tells."""
+    return bool(work.item(0) or work.any()) if isinstance(work, np.ndarray) else bool(work)
+
+
+def _chosen(values: Floats | float, num_launches: int, best: np.ndarray) -> Floats:
+    """Each launch's value for its best variant: (L,)."""
+    if isinstance(values, np.ndarray) and values.size > 1:
+        if values.ndim == 1 or len(values) == 1:
+            return values.reshape(-1).take(best)
+        return values[:, 0] if values.shape[1] == 1 else np.asarray(values[np.arange(num_launches), best])
+    return np.array([values], np.float64).reshape(1) if num_launches == 1 else np.full(num_launches, values, np.float64)
+
+
+@lru_cache(maxsize=256)
+def _texts(texts: tuple[str, ...]) -> np.ndarray:
+    return np.asarray(texts)
+
+
+def _binding(busy_s: dict[str, Floats], launch_s: float) -> np.ndarray:
+    """The pipeline that is busy longest, or the launch where none is busy for as long as that takes. (L,)"""
+    parts_s = np.array(list(busy_s.values()))
+    longest = parts_s.argmax(axis=0)
+    return _texts((*busy_s, "launch")).take(np.where(parts_s.max(axis=0) < launch_s, len(parts_s), longest))
+
+
+# ---- rates ---------------------------------------------------------------------------------------------------------
 
 
 def launch_seconds(gpu: GpuSpec, using: Constants) -> float:
@@ -143,53 +232,71 @@ def issue_fraction(gpu: GpuSpec, on_tensor: bool, using: Constants) -> float:
     )  # the constant is that of 4096 FLOP per clock, Hopper's width
 
 
-def _clocks_per_task(tasks: TaskSet, gpu: GpuSpec) -> dict[str, Floats]:
-    clocks: dict[str, Floats] = {}
-    if np.any(np.asarray(tasks.matrix_flop) > 0):
-        rate, on_tensor = matrix_rate(gpu, tasks.matrix_dtype)
-        clocks["tensor" if on_tensor else "vector"] = np.asarray(tasks.matrix_flop / rate)
-    if np.any(np.asarray(tasks.vector_flop) > 0):
-        clocks["vector"] = clocks.get("vector", 0.0) + np.asarray(tasks.vector_flop / gpu.vector_flop_per_clock_per_sm["fp32"])
-    if np.any(np.asarray(tasks.special_ops) > 0):
-        clocks["special"] = np.asarray(tasks.special_ops / (gpu.special_per_clock_per_sm or 16.0))
-    if np.any(np.asarray(tasks.shared_bytes) > 0):
-        clocks["shared"] = np.asarray(tasks.shared_bytes / (gpu.shared_bytes_per_clock_per_sm or 128.0))
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """What one GPU does with matrices of one dtype, whatever the launch."""
+
+    launch_s: float
+    issued: Mapping[str, float]  # pipeline -> share of its clocks with useful work in them, where not all
+    matrix_unit: str  # pipeline that multiplies matrices
+    flop_per_clock: float
+    highest_flop_per_s: float
+    limited: float  # share of the boost clock that the power limit leaves for long
+
+
+@lru_cache(maxsize=512)
+def _rates(gpu: GpuSpec, dtype: str, asked: Constants | None) -> _Rates:
+    using = asked or constants()
+    launch_s = launch_seconds(gpu, using)
+    issued = {"tensor": issue_fraction(gpu, True, using), "vector": issue_fraction(gpu, False, using)}
+    flop_per_clock, on_tensor = matrix_rate(gpu, dtype)
+    unit = "tensor" if on_tensor else "vector"
+    flop_per_s = gpu.num_sms * flop_per_clock * gpu.boost_clock_hz * issued[unit]
+    limited = limited_fraction(gpu, dtype, on_tensor, flop_per_s, using)
+    return _Rates(launch_s, issued, unit, flop_per_clock, gpu.highest_matrix_rate(dtype), limited)
+
+
+def _clocks_per_task(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> dict[str, Floats | float]:
+    clocks: dict[str, Floats | float] = {}
+    if _used(tasks.matrix_flop):
+        clocks[rates.matrix_unit] = tasks.matrix_flop / rates.flop_per_clock
+    if _used(tasks.vector_flop):
+        clocks["vector"] = clocks.get("vector", 0.0) + tasks.vector_flop / gpu.vector_flop_per_clock_per_sm["fp32"]
+    if _used(tasks.special_ops):
+        clocks["special"] = tasks.special_ops / (gpu.special_per_clock_per_sm or 16.0)
+    if _used(tasks.shared_bytes):
+        clocks["shared"] = tasks.shared_bytes / (gpu.shared_bytes_per_clock_per_sm or 128.0)
     return clocks
 
 
-def _slowdown(tasks: TaskSet, gpu: GpuSpec, clocks: dict[str, Floats], busiest: Floats, using: Constants) -> Floats:
-    """Sustained over boost clock, from what the units that multiply matrices would draw."""
-    if not np.any(np.asarray(tasks.matrix_flop) > 0):
-        return np.ones((1, 1))
-    rate, on_tensor = matrix_rate(gpu, tasks.matrix_dtype)
-    issue_hz = gpu.boost_clock_hz * issue_fraction(gpu, on_tensor, using)
-    busy_s = busiest * clocks["tensor" if on_tensor else "vector"] / issue_hz
-    return sustained_fraction(gpu, tasks.matrix_dtype, on_tensor, gpu.num_sms * rate * issue_hz, busy_s, using)
+def _bound(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> Floats | float:
+    """The largest pipeline demand for the asked cache state at the highest clock: nothing real is faster."""
+    traffic_s = tasks.least_bytes / gpu.dram_bytes_per_s
+    if not _used(tasks.least_flop):
+        return traffic_s
+    bound_s: Floats = np.maximum(tasks.least_flop / rates.highest_flop_per_s, traffic_s)
+    return bound_s
 
 
-def _bound(tasks: TaskSet, gpu: GpuSpec) -> Floats:
-    """The largest pipeline demand for the asked cache state at the highest clock: nothing real is faster. (L,)"""
-    flop = np.asarray(tasks.least_flop, dtype=np.float64).reshape(-1)
-    traffic_s = np.asarray(tasks.least_bytes, dtype=np.float64).reshape(-1) / gpu.dram_bytes_per_s
-    return np.asarray(np.maximum(flop / gpu.highest_matrix_rate(tasks.matrix_dtype), traffic_s) if np.any(flop > 0) else traffic_s)
+# ---- smooth choices ------------------------------------------------------------------------------------------------
 
 
-def _smooth_maximum(parts: list[Floats]) -> Floats:
+def _smooth_maximum(parts: list[Floats | float]) -> Floats | float:
     """The fourth root of the sum of fourth powers: the maximum when one part dominates, 19 % above it when two are equal.
 
     Pipelines overlap well but compete for issue slots and memory; squares and square roots keep it cheap.
     """
     if len(parts) == 1:
         return parts[0]
-    total = sum(np.square(np.square(part * 1e6)) for part in parts)  # microseconds, so that powers stay far from underflow
-    return np.asarray(np.sqrt(np.sqrt(total)) * 1e-6)
+    total: Floats | float = 0.0
+    for part in parts:
+        square = part * part
+        total = total + square * square
+    root: Floats = np.sqrt(np.sqrt(total))
+    return root
 
 
-def _soft_minimum(time_s: Floats, sharpness: float) -> tuple[Floats, np.ndarray]:
-    """The average over variants, weighted towards the fastest, and the fastest itself."""
-    best = np.argmin(time_s, axis=1)
-    fastest = time_s[np.arange(len(best)), best]
-    if time_s.shape[1] == 1:
-        return np.asarray(fastest), best
-    weight = np.exp(sharpness * (1.0 - time_s / fastest[:, None]))
-    return np.asarray(np.einsum("lv,lv->l", weight, time_s) / weight.sum(axis=1)), best
+def _soft_minimum(time_s: Floats, fastest_s: Floats, sharpness: float) -> Floats:
+    """The average over variants, weighted towards the fastest: (L,)."""
+    weight = np.exp(sharpness - time_s * (sharpness / fastest_s)[:, None])
+    return np.asarray(np.vecdot(weight, time_s) / weight.sum(axis=-1))

@@ -5,8 +5,6 @@ L40S about 1.7); narrower formats save a little less than their width. Vector FL
 sustains 42 % of its fp32 peak, a T4 at 70 W less than half. A kernel shorter than the regulator's window keeps the boost clock.
 """
 
-import numpy as np
-
 from tilecast.dtypes import DTYPES
 from tilecast.execution.fitted import Constants
 from tilecast.execution.tasks import Floats
@@ -39,10 +37,14 @@ def energy_j_per_flop(gpu: GpuSpec, dtype: str, on_tensor: bool, using: Constant
     return float(using.vector_energy_j_per_flop * process * bits / 32)
 
 
-def sustained_fraction(gpu: GpuSpec, dtype: str, on_tensor: bool, flop_per_s: float, busy_s: Floats, using: Constants) -> Floats:
-    """Sustained over boost clock for matrix work at `flop_per_s` (at boost) that keeps the chip busy for `busy_s`."""
+def limited_fraction(gpu: GpuSpec, dtype: str, on_tensor: bool, flop_per_s: float, using: Constants) -> float:
+    """Share of the boost clock that the power limit leaves for long to matrix work of `flop_per_s` (at boost)."""
     if gpu.tdp_w is None:
-        return np.ones_like(busy_s)
-    limited = min(1.0, gpu.tdp_w / energy_j_per_flop(gpu, dtype, on_tensor, using) / flop_per_s)
-    settled = busy_s / limited / (busy_s / limited + using.burst_s)
-    return np.asarray(1.0 / (settled / limited + (1.0 - settled)))
+        return 1.0
+    return min(1.0, gpu.tdp_w / energy_j_per_flop(gpu, dtype, on_tensor, using) / flop_per_s)
+
+
+def sustained_fraction(limited: float, busy_s: Floats | float, using: Constants) -> Floats | float:
+    """Sustained over boost clock for work that keeps the chip busy for `busy_s`: boost for a burst, the limit when settled."""
+    settled_s = busy_s / limited
+    return (settled_s + using.burst_s) / (settled_s / limited + using.burst_s)

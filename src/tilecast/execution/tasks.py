@@ -1,11 +1,11 @@
 """TaskSet: what one launch asks of a machine, split into tasks the way the kernel splits it.
 
 Shapes: L launches, V variants of the kernel (tiles, splits) priced side by side. Every field is an array that broadcasts to (L, V),
-so one launch and a million cost the same lines. Work per task counts padding; `least_*` is what the problem itself needs, the same
-for all V.
+so one launch and a million cost the same lines; where all launches and variants have the same, a plain number will do. Work per task
+counts padding; `least_*` is what the problem itself needs, the same for all V.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ Floats = NDArray[np.float64]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSet:
     matrix_dtype: str  # whose tensor (else vector) rate the matrix work runs at
-    num_tasks: Floats
-    least_flop: Floats  # per launch, no padding: with least_bytes, the bound
-    least_bytes: Floats  # per launch, must cross DRAM in the asked cache state
+    num_tasks: Floats | float
+    least_flop: Floats | float  # per launch, no padding: with least_bytes, the bound
+    least_bytes: Floats | float  # per launch, must cross DRAM in the asked cache state
     matrix_flop: Floats | float = 0.0  # per task, padding included
     vector_flop: Floats | float = 0.0  # per task, fp32 lanes
     special_ops: Floats | float = 0.0  # per task: exp, rsqrt, ...
@@ -27,19 +27,27 @@ class TaskSet:
     shared_bytes: Floats | float = 0.0  # per task, through shared memory
     exposed_clocks: Floats | float = 0.0  # per task: SM clocks of dependent steps that the pipelines wait for
     dram_bytes: Floats | float = 0.0  # per launch, re-reads included
-    busiest_tasks: Floats | None = None  # mean tasks' worth of work on the busiest SM; None: whole tasks dealt round robin
-    rounds: Floats | None = None  # starts on one SM that nothing hides; None: as many as busiest_tasks
-    resident: Floats | int = 1  # tasks an SM holds at once: their starts hide one another
+    busiest_tasks: Floats | float | None = None  # mean tasks' worth of work on the busiest SM; None: whole tasks dealt round robin
+    rounds: Floats | float | None = None  # starts on one SM that nothing hides; None: as many as busiest_tasks
+    resident: Floats | float = 1  # tasks an SM holds at once: their starts hide one another
     dram_fraction: float | None = None  # of nominal DRAM bandwidth; None: the machine's constant
     l2_bytes_per_clock_per_sm: float | None = None  # None: the machine's constant
     fixed_s: Floats | float = 0.0  # per launch: further small kernels, reductions
     variants: tuple[str, ...] = ("",)  # what each of the V is called
 
+    def alone(self) -> "TaskSet":
+        """One launch's tasks with plain numbers in place of arrays of one entry, and rows (V,) of its variants."""
+        given = {name: getattr(self, name) for name in ARRAYS}
+        arrays = {name: values.reshape(-1) for name, values in given.items() if isinstance(values, np.ndarray) and values.ndim == 2}
+        if not arrays:
+            return self
+        plain: dict[str, Any] = {name: row.item() if len(row) == 1 else row for name, row in arrays.items()}
+        return replace(self, **plain)
+
+
+ARRAYS = tuple(entry.name for entry in fields(TaskSet) if "Floats" in str(entry.type))
+
 
 def ceil_div(numerator: Any, denominator: Any) -> Floats:
-    return np.asarray(np.ceil(np.asarray(numerator, dtype=np.float64) / denominator))
-
-
-def column(values: Any) -> Floats:
-    """Launch sizes as a column (L, 1), ready to meet a row of V variants."""
-    return np.asarray(np.atleast_1d(np.asarray(values, dtype=np.float64))[:, None])
+    quotient: Floats = np.ceil(numerator / denominator)
+    return quotient

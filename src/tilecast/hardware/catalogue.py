@@ -88,8 +88,11 @@ def _ids(folder: Path) -> tuple[str, ...]:
 
 def _resolve(name: str) -> tuple[GpuSpec, bool]:
     """The spec, and whether the name was a bare one."""
-    if name.endswith(".toml"):
-        return _from_file(Path(name), _gpu_from), False
+    return (_from_file(Path(name), _gpu_from), False) if name.endswith(".toml") else _named(name)
+
+
+@cache
+def _named(name: str) -> tuple[GpuSpec, bool]:
     id = re.sub(r"[\s_]+", "-", name.strip().lower())
     if id in gpu_ids():
         return _catalogued(id), False

@@ -103,6 +103,10 @@ class GpuSpec:
     sources: Mapping[str, Source] = field(repr=False)
     overrides: Mapping[str, float] = field(default_factory=dict)  # what a what-if changed, as given
 
+    def __hash__(self) -> int:
+        """Enough to tell parts apart in a cache; the rate tables have no hash of their own."""
+        return hash((self.id, self.num_sms, self.boost_clock_hz, self.dram_bytes_per_s))
+
     # ---- derived -------------------------------------------------------------------------------------------------
 
     @property

@@ -5,18 +5,19 @@ tall and wide tiles reuse operands best, small ones fill the machine, split-K fi
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 
-from tilecast.dtypes import quantisation
+from tilecast.dtypes import Quantisation, quantisation
 from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import launch_seconds
 from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import flag, launch_sizes
 
 # Output tiles (rows, columns) that libraries ship. Tensor cores take 16 rows at the least; SIMT kernels tile for registers.
 TENSOR_TILES = ((16, 64), (16, 128), (32, 128), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
@@ -53,48 +54,47 @@ class Gemm:
     split: int | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
+        size = launch_sizes(m=self.m, n=self.n, k=self.k, batch=self.batch)
+        m, n, k, batch = size["m"], size["n"], size["k"], size["batch"]
         held = quantisation(self.dtype)
-        size = sizes(m=self.m, n=self.n, k=self.k, batch=self.batch)
-        m, n, k, batch = (size[name] for name in ("m", "n", "k", "batch"))
         on_tensor = held.compute.name in gpu.tensor_flop_per_clock_per_sm
-        tiles = self._tiles(gpu, on_tensor)
-        tile_m, tile_n = (np.array([[tile[side] for tile in tiles for _ in range(2)]], dtype=np.float64) for side in (0, 1))
-        output_tiles = batch * ceil_div(m, tile_m) * ceil_div(n, tile_n)
-
-        split = np.ones_like(output_tiles)
-        may_split = self.identity not in OWN_TILES
-        room = np.minimum(np.floor(gpu.num_sms / output_tiles), np.floor(k / LEAST_SPLIT_K))
-        if self.split is not None:
-            split[:] = self.split
-        elif may_split:
-            split[:, 1::2] = np.maximum(1.0, room[:, 1::2])
+        may_split = self.split is None and self.identity not in OWN_TILES
+        tile = _candidates(self._tiles(gpu, on_tensor), may_split, held)
+        output_tiles = ceil_div(m, tile.rows) * ceil_div(n, tile.columns) * batch
+        split: Floats | float = float(self.split or 1)
+        if may_split:
+            room = np.minimum(np.floor(gpu.num_sms / output_tiles), k // LEAST_SPLIT_K)
+            split = np.maximum(room * tile.splits, 1.0)
         step = K_STEP[on_tensor]
         k_part = ceil_div(ceil_div(k, split), step) * step
 
         a_bytes, b_bytes = batch * m * k * held.activation.bytes, batch * n * k * held.weight.bytes
         out = max(2.0, min(4.0, held.activation.bytes))
-        c_bytes = batch * m * n * out + np.where(np.asarray(self.bias).reshape(-1, 1), n * out, 0.0)
+        c_bytes = batch * m * n * out + n * out * flag(self.bias)
         using = constants()
         dram = from_dram({"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}, gpu, protocol.cache, using.rotated_copies)
-        partial_bytes = split * batch * m * n * 8.0  # fp32 sums written and read again
-        reduction_s = launch_seconds(gpu, using) + partial_bytes / (gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz)
+        fixed_s = self._quantise_s(size, gpu, protocol)
+        if may_split or self.split:
+            l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
+            sums_s = batch * m * n * 8.0 / l2_per_s  # of one part: fp32, written and read again
+            fixed_s = fixed_s + (split > 1) * (launch_seconds(gpu, using) + split * sums_s)
         return TaskSet(
             matrix_dtype=held.compute.name,
             num_tasks=output_tiles * split,
             least_flop=2.0 * batch * m * n * k,
             least_bytes=least_from_dram(a_bytes + b_bytes + c_bytes, gpu, protocol.cache),
-            matrix_flop=2.0 * tile_m * tile_n * k_part,
-            l2_bytes=(tile_m * held.activation.bytes + tile_n * held.weight.bytes) * k_part,
+            matrix_flop=tile.flop_per_k * k_part,
+            l2_bytes=tile.bytes_per_k * k_part,
             dram_bytes=dram,
-            fixed_s=np.where(split > 1, reduction_s, 0.0) + self._quantise_s(size, gpu, protocol),
-            variants=tuple(f"{rows}x{columns}{kind}" for rows, columns in tiles for kind in ("", " split-K")),
+            fixed_s=fixed_s,
+            variants=tile.names,
         )
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run."""
         return NEWEST_SGLANG.get(self.dtype)
 
-    def _quantise_s(self, size: dict[str, Floats], gpu: GpuSpec, protocol: Protocol) -> Floats | float:
+    def _quantise_s(self, size: dict[str, Any], gpu: GpuSpec, protocol: Protocol) -> Floats | float:
         """16-bit activations made narrow first: a profiler times the product alone, a graph or an event the whole call."""
         held = quantisation(self.dtype).activation
         if protocol.timer == "profiler" or held.bits >= 16:
@@ -103,7 +103,8 @@ class Gemm:
         traffic_bytes = size["batch"] * size["m"] * size["k"] * (2.0 + held.bytes)
         l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
         dram_s = traffic_bytes * (1.0 - hit_fraction(traffic_bytes, gpu)) / (gpu.dram_bytes_per_s * using.dram_fraction)
-        return np.asarray(launch_seconds(gpu, using) + using.fill_s + using.drain_s + np.maximum(traffic_bytes / l2_per_s, dram_s))
+        stream_s: Floats = np.maximum(traffic_bytes / l2_per_s, dram_s)
+        return launch_seconds(gpu, using) + using.fill_s + using.drain_s + stream_s
 
     def _tiles(self, gpu: GpuSpec, on_tensor: bool) -> tuple[tuple[int, int], ...]:
         if self.tile is None:
@@ -116,6 +117,32 @@ class Gemm:
             limit = f"{gpu.id} has {gpu.shared_bytes_per_block:,}"
             raise InvalidInput(f"tile = {rows}x{columns} needs {needed:,.0f} bytes of shared memory a block; {limit}")
         return (self.tile,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Output tiles side by side, rows (V,): each whole along K and, where that is allowed, also split."""
+
+    rows: Floats
+    columns: Floats
+    splits: Floats  # 1 where K may be split
+    flop_per_k: Floats  # of a tile
+    bytes_per_k: Floats
+    names: tuple[str, ...]
+
+
+@lru_cache(maxsize=256)
+def _candidates(tiles: tuple[tuple[int, int], ...], may_split: bool, held: Quantisation) -> Candidates:
+    kinds = ("", " split-K") if may_split else ("",)
+    rows, columns, splits = np.array([(*tile, kind != "") for tile in tiles for kind in kinds], dtype=np.float64).T.copy()
+    return Candidates(
+        rows=rows,
+        columns=columns,
+        splits=splits,
+        flop_per_k=2.0 * rows * columns,
+        bytes_per_k=rows * held.activation.bytes + columns * held.weight.bytes,
+        names=tuple(f"{rows}x{columns}{kind}" for rows, columns in tiles for kind in kinds),
+    )
 
 
 KERNELS = (Gemm,)

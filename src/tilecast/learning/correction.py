@@ -28,10 +28,11 @@ from tilecast.learning.trees import Forest, Grove, Trees, forest
 
 SCHEMA = "tilecast.correction/2"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
+BASIS_NAMES = np.asarray(BASES)
 RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as inside
 FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the correction is left
 LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
-WIDTHS = (0.01, 1.5)  # log: no interval is narrower or wider
+NARROWEST, WIDEST = 0.01, 1.5  # log: half an interval
 ARRAYS = ("level", "low", "high", "quantile")
 TREES = {
     "shared": ("feature", "threshold", "leaf"),
@@ -66,24 +67,18 @@ class Correction:
 
     def correct(self, launches: Launches, gpu: GpuSpec, level: NDArray[np.float64] | None = None) -> "Corrected":
         """log(median / analytic), half the interval in log, and the basis, per launch. `level` (a profile's) replaces the GPU's own."""
-        # Kernels of one family differ by a third and more: another kernel's level and trees on this GPU would be a silent substitute.
-        known = self.stand_in(gpu, kernel_key(launches.names))
-        asked = self._in_its_engine(launches, known)
+        speaker = _speaker(self, gpu, tuple(launches.names.items()))
         beyond = self._beyond(launches.numbers)
-        fade = np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
-        seen = gpu.id in self.gpus and not gpu.overrides  # a what-if part was never measured
-        log_ratio = _forest(self, tuple(asked.names.items()), known).predict(launches.numbers)
-        own = np.zeros(len(GROUPS))
-        if known is None:
-            log_ratio = self.carry * log_ratio
-        else:
-            own = self.level[self.gpus.index(known)].astype(np.float64)
-        log_ratio = fade * log_ratio + (own if level is None else level)[launches.group]
-        basis = 0 if seen and known == gpu.id else 2 if gpu.arch in self.archs else 3
-        bases = np.where((basis == 0) & (beyond > RANGE_SLACK), 1, basis)
-        expected = np.exp(_spread(self, tuple(asked.names.items()), gpu.id if basis == 0 else None).predict(launches.numbers))
-        width = np.clip(self.quantile[bases] * expected, *WIDTHS) * (1.0 + np.minimum(beyond, 2.0))
-        return Corrected(np.clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION), width, np.asarray(BASES)[bases])
+        outside = beyond > RANGE_SLACK
+        log_ratio = speaker.carry * speaker.forest.predict(launches.numbers)
+        if outside.any():
+            log_ratio *= np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
+        log_ratio += (speaker.level if level is None else level).take(launches.group)
+        bases = outside.astype(np.int64) if speaker.basis == 0 else np.full(len(beyond), speaker.basis)
+        expected = np.exp(speaker.spread.predict(launches.numbers))
+        width = np.minimum(np.maximum(self.quantile.take(bases) * expected, NARROWEST), WIDEST) * (1.0 + np.minimum(beyond, 2.0))
+        log_ratio = np.minimum(np.maximum(log_ratio, -LARGEST_CORRECTION), LARGEST_CORRECTION)
+        return Corrected(log_ratio, width, BASIS_NAMES.take(bases))
 
     def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
         """The GPU itself where this kernel was measured on it, else the one with the same die whose rates are nearest."""
@@ -100,9 +95,9 @@ class Correction:
 
     def named(self, launches: Launches, gpu: GpuSpec) -> Launches:
         """A question that left the identity open, put to the rows that do not tell theirs where no row has the one SGLang would run."""
-        untold = {**launches.names, "identity": "None"}
-        told = self.stand_in(gpu, kernel_key(launches.names)) is not None
-        return launches if told or self.stand_in(gpu, kernel_key(untold)) is None else replace(launches, names=untold)
+        if not _untold(self, gpu, tuple(launches.names.items())):
+            return launches
+        return replace(launches, names={**launches.names, "identity": "None"})
 
     def columns(self, launches: Launches) -> NDArray[np.float32]:
         """Numbers and one column per known name."""
@@ -113,36 +108,77 @@ class Correction:
         """One for each known name that is among `names`, else zero."""
         return np.array([names.get(name, "") == value for name, values in self.vocabulary.items() for value in values], np.float32)
 
-    def _in_its_engine(self, launches: Launches, known: str | None) -> Launches:
-        """The same question to an engine in which this kernel was measured, where it was not in the one asked for."""
-        engines = self.measured[known][kernel_key(launches.names)] if known is not None else self.vocabulary.get("engine", [])
-        if not engines or launches.names.get("engine") in engines:
-            return launches
-        return replace(launches, names={**launches.names, "engine": "sglang" if "sglang" in engines else engines[0]})
-
     def _beyond(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """How far outside the training range the worst feature lies, in ranges."""
-        span = np.maximum(self.high - self.low, 1e-3)
-        outside = np.maximum(np.maximum(self.low - numbers, numbers - self.high) / span, 0.0)
-        outside[:, self.high <= self.low] = 0.0  # a flag that never varied in training says nothing of distance
-        return np.asarray(outside.max(axis=1), dtype=np.float64)
+        low, high, span = _ranges(self)
+        outside = np.maximum(low - numbers, numbers - high)
+        outside /= span
+        beyond: NDArray[np.float64] = np.maximum(outside.max(axis=1), 0.0, dtype=np.float64)
+        return beyond
 
 
-@lru_cache(maxsize=256)
-def _forest(correction: Correction, names: tuple[tuple[str, str], ...], known: str | None) -> Forest:
+@lru_cache(maxsize=64)
+def _ranges(correction: Correction) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Each number's range in training, and its width; a flag that never varied says nothing of distance, so its range is endless."""
+    varied = correction.high > correction.low
+    low, high = np.where(varied, correction.low, -np.inf), np.where(varied, correction.high, np.inf)
+    span = np.where(varied, np.maximum(correction.high - correction.low, np.float32(1e-3)), 1.0)
+    return low.astype(np.float32), high.astype(np.float32), span.astype(np.float32)
+
+
+@lru_cache(maxsize=1024)
+def _untold(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], ...]) -> bool:
+    """Whether only rows that do not tell their kernel speak for it here."""
+    told, untold = kernel_key(dict(asked)), kernel_key({**dict(asked), "identity": "None"})
+    return correction.stand_in(gpu, told) is None and correction.stand_in(gpu, untold) is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Speaker:
+    """What of a correction speaks for one kernel on one GPU, whatever its sizes."""
+
+    forest: Forest
+    spread: Forest  # log of the error to expect
+    carry: float  # how much of the trees holds here
+    level: NDArray[np.float64]
+    basis: int  # of launches inside the training range: index into BASES
+
+
+@lru_cache(maxsize=1024)
+def _speaker(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], ...]) -> Speaker:
+    names = dict(asked)
+    # Kernels of one family differ by a third and more: another kernel's level and trees on this GPU would be a silent substitute.
+    known = correction.stand_in(gpu, kernel_key(names))
+    seen = gpu.id in correction.gpus and not gpu.overrides  # a what-if part was never measured
+    basis = 0 if seen and known == gpu.id else 2 if gpu.arch in correction.archs else 3
+    names = _in_its_engine(correction, names, known)
+    trees, spread = _forest(correction, names, known), _spread(correction, names, gpu.id if basis == 0 else None)
+    if known is None:
+        return Speaker(trees, spread, correction.carry, np.zeros(len(GROUPS)), basis)
+    return Speaker(trees, spread, 1.0, correction.level[correction.gpus.index(known)].astype(np.float64), basis)
+
+
+def _in_its_engine(correction: Correction, names: dict[str, str], known: str | None) -> dict[str, str]:
+    """The same question to an engine in which this kernel was measured, where it was not in the one asked for."""
+    engines = correction.measured[known][kernel_key(names)] if known is not None else correction.vocabulary.get("engine", [])
+    if engines and names.get("engine") not in engines:
+        return {**names, "engine": "sglang" if "sglang" in engines else engines[0]}
+    return names
+
+
+def _forest(correction: Correction, names: Mapping[str, str], known: str | None) -> Forest:
     """The trees that speak for these names: the shared ones, and those of `known` in the engine and number format named."""
-    key = "" if known is None else forest_key(known, dict(names))
+    key = "" if known is None else forest_key(known, names)
     own = [correction.local.trees(key)] if key in correction.local else []
-    return forest([correction.shared, *own], len(correction.low), correction.flags(dict(names)))
+    return forest([correction.shared, *own], len(correction.low), correction.flags(names))
 
 
-@lru_cache(maxsize=256)
-def _spread(correction: Correction, names: tuple[tuple[str, str], ...], gpu: str | None) -> Forest:
+def _spread(correction: Correction, names: Mapping[str, str], gpu: str | None) -> Forest:
     """How large an error to expect under these names, on a GPU that was measured or (None) on another."""
     here = np.array([name == gpu for name in correction.gpus], np.float32)
     kind = "unseen" if gpu is None else "seen"
     parts = [correction.spread.trees(kind)] if kind in correction.spread else []
-    return forest(parts, len(correction.low), np.concatenate([correction.flags(dict(names)), here]))
+    return forest(parts, len(correction.low), np.concatenate([correction.flags(names), here]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ pipeline, waves and tails, how the working set compares with L2, how sizes align
 
 import json
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,35 +51,43 @@ def number_names(family: str) -> list[str]:
     return [*shares, "log waves", "tail", "clock", "log time in launches", "log traffic over cache", *sizes, *aligned]
 
 
+# Rows of a launch's account, and which of them a GPU's level is told apart by: shared memory and the bound are left out.
+PARTS = (*PIPELINES, "launch", "bound")
+GROUPED = np.array([PARTS.index(name) for name in ("tensor", "vector", "special", "l2", "dram", "launch")])
+GROUP_OF = np.array([GROUPS.index(name) for name in ("compute", "compute", "compute", "memory", "memory", "launch")])
+STEPS = np.array(ALIGNMENTS, dtype=np.float64)[:, None]
+
+
 def launches(kernel: Any, gpu: GpuSpec, analysis: Analysis, engine: str) -> Launches:
-    length = len(analysis.analytic_s)
-    time_s = analysis.analytic_s
-    none = np.zeros(length)
+    time_s, placement = analysis.analytic_s, analysis.placement
+    parts_s = np.zeros((len(PARTS), len(time_s)))
+    for row, name in enumerate(PIPELINES):
+        if name in analysis.busy_s:
+            parts_s[row] = analysis.busy_s[name]
+    parts_s[-2], parts_s[-1] = analysis.launch_s, analysis.bound_s
+    logs = np.empty((len(PARTS) + 3, len(time_s)))
+    np.divide(parts_s, time_s, out=logs[: len(PARTS)])
+    logs[-3], logs[-2], logs[-1] = placement.waves, time_s / analysis.launch_s, analysis.dram_bytes / cache_bytes(gpu)
+    np.log(np.maximum(logs, SMALLEST_SHARE), out=logs)
+    sizes = _sizes(kernel, len(time_s))
 
-    def share(part_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(np.log(np.maximum(part_s / time_s, SMALLEST_SHARE)))
-
-    busy = {name: analysis.busy_s.get(name, none) for name in PIPELINES}
-    columns = [share(busy[name]) for name in PIPELINES]
-    columns += [share(analysis.launch_s), share(analysis.bound_s)]
-    traffic_bytes = analysis.demand_s.get("dram", none) * gpu.dram_bytes_per_s
-    columns += [
-        np.log(np.maximum(analysis.placement.waves, SMALLEST_SHARE)),
-        analysis.placement.tail_fraction,
-        analysis.clock_hz / gpu.boost_clock_hz,
-        np.log(time_s / analysis.launch_s),
-        np.log(np.maximum(traffic_bytes / cache_bytes(gpu), SMALLEST_SHARE)),
-    ]
-    values = [_size(kernel, name, length) for name in SIZES[kernel.family]]
-    columns += [np.log2(np.maximum(value, 1.0)) for value in values]
-    columns += [(value % step == 0).astype(np.float64) for value in values[:3] for step in ALIGNMENTS]
-    compute = np.maximum(np.maximum(busy["tensor"], busy["vector"]), busy["special"])
-    memory = np.maximum(busy["dram"], busy["l2"])
-    group = np.argmax(np.stack([compute, memory, analysis.launch_s]), axis=0)
-    names = {name: str(getattr(kernel, name)) for name in NAMES if name in {entry.name for entry in fields(kernel)}}
+    shares, pairs = len(PARTS) + 1, len(sizes)
+    numbers = np.empty((shares + 4 + pairs + 3 * len(ALIGNMENTS), len(time_s)), np.float32)
+    numbers[:shares], numbers[shares + 2 : shares + 4] = logs[:shares], logs[shares:]
+    numbers[shares], numbers[shares + 1] = placement.tail_fraction, analysis.clock_hz / gpu.boost_clock_hz
+    numbers[shares + 4 : shares + 4 + pairs] = np.log2(np.maximum(sizes, 1.0))
+    numbers[shares + 4 + pairs :] = (sizes[:3, None, :] % STEPS == 0).reshape(-1, len(time_s))
+    names = {name: str(getattr(kernel, name)) for name in _names_of(kernel.__class__)}
     # Timer and cache state are in the analytic time. As names they would stand for the lab: each lab has its own way of timing.
-    names |= {"engine": engine}
-    return Launches(np.stack(columns, axis=1).astype(np.float32), names, group)
+    names["engine"] = engine
+    group = GROUP_OF.take(parts_s.take(GROUPED, axis=0).argmax(axis=0))
+    return Launches(numbers.T, names, group)
+
+
+@cache
+def _names_of(kernel: Any) -> tuple[str, ...]:
+    own = {entry.name for entry in fields(kernel)}
+    return tuple(name for name in NAMES if name in own)
 
 
 def asked_names(kernel: Any, gpu: GpuSpec, names: dict[str, str]) -> dict[str, str]:
@@ -104,8 +113,12 @@ def _left_open(kernel: Any, name: str) -> Any:
     return [len(batch) if name == "batch" else float(np.mean(batch)) for batch in each]
 
 
-def _size(kernel: Any, name: str, length: int) -> NDArray[np.float64]:
-    raw = getattr(kernel, name)
-    if raw is None or (name == "batch" and getattr(kernel, "q_lens", None) is not None):
-        raw = _left_open(kernel, name)
-    return np.broadcast_to(np.asarray(raw, dtype=np.float64).reshape(-1), length)
+def _sizes(kernel: Any, length: int) -> NDArray[np.float64]:
+    """The sizes of the family, (S, L)."""
+    names = SIZES[kernel.family]
+    is_ragged = getattr(kernel, "q_lens", None) is not None
+    values = np.empty((len(names), length))
+    for row, name in enumerate(names):
+        raw = getattr(kernel, name)
+        values[row] = _left_open(kernel, name) if raw is None or (is_ragged and name == "batch") else raw
+    return values

@@ -2,22 +2,23 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilecast import hardware, units
-from tilecast.execution import Analysis, Protocol
+from tilecast.execution import Analysis, Once, Protocol
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import execution_of
 from tilecast.learning.correction import load
-from tilecast.learning.features import SIZES, asked_names, launches
+from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
 
+LISTS = (np.ndarray, list)
 BLOCK = 4096  # launches priced at once: their arrays stay in the processor's cache
 
 
@@ -107,12 +108,12 @@ def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, le
         width: Floats | float = interval_width(kernel.family)
         median_s, basis = analysis.analytic_s, np.full(len(analysis.analytic_s), "analytic")
     else:
-        asked = replace(found, names=asked_names(kernel, gpu, found.names))
+        asked = Launches(found.numbers, asked_names(kernel, gpu, found.names), found.group)
         corrected = correction.correct(correction.named(asked, gpu) if kernel.identity is None else asked, gpu)
         median_s = np.maximum(analysis.analytic_s * np.exp(corrected.log_ratio), analysis.bound_s)
         width, basis = corrected.width, corrected.basis
-    low_s = np.maximum(median_s * np.exp(-np.asarray(width)), analysis.bound_s)
-    return _Part(analysis, median_s, low_s, np.asarray(median_s * np.exp(width)), basis)
+    factor = np.exp(width)
+    return _Part(analysis, median_s, np.maximum(median_s / factor, analysis.bound_s), median_s * factor, basis)
 
 
 @cache
@@ -127,19 +128,19 @@ def interval_width(family: str) -> float:
 
 def _blocks(kernel: Any) -> list[Any]:
     """The kernel cut into runs of at most BLOCK launches."""
-    arrays = {
-        entry.name: value
-        for entry in fields(kernel)
-        if isinstance(value := getattr(kernel, entry.name), np.ndarray | list) and np.ndim(value) == 1 and len(value) > BLOCK
-    }
+    values = {name: getattr(kernel, name) for name in _field_names(kernel.__class__)}
+    arrays = {name: value for name, value in values.items() if isinstance(value, LISTS) and len(value) > BLOCK and np.ndim(value) == 1}
     if not arrays:
         return [kernel]
-    length = max(map(len, arrays.values()))
-    others = {entry.name: getattr(kernel, entry.name) for entry in fields(kernel) if entry.name not in arrays}
     return [
-        type(kernel)(**others, **{name: values[start : start + BLOCK] for name, values in arrays.items()})
-        for start in range(0, length, BLOCK)
+        type(kernel)(**{**values, **{name: entries[start : start + BLOCK] for name, entries in arrays.items()}})
+        for start in range(0, max(map(len, arrays.values())), BLOCK)
     ]
+
+
+@cache
+def _field_names(record: Any) -> tuple[str, ...]:
+    return tuple(entry.name for entry in fields(record))
 
 
 def _concatenated(parts: list[Any]) -> Any:
@@ -157,6 +158,9 @@ def _concatenated(parts: list[Any]) -> Any:
             }
         elif isinstance(values[0], np.ndarray):
             joined[entry.name] = np.concatenate(values)
+        elif isinstance(values[0], Once):
+            accounts = [value() for value in values]  # now: what they are made of, kept for every block, would fill the memory
+            joined[entry.name] = Once(partial(_concatenated, accounts))
         else:
             joined[entry.name] = _concatenated(values)
     return type(first)(**joined)

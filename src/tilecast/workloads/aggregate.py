@@ -5,8 +5,9 @@ comes out within 0.1 % of the sum over all steps. Errors of one GPU go together 
 the bounds of a sum are the sums of the bounds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from tilecast.workloads.graph import KernelCall, Step
 MOST_POINTS = 33  # decode steps evaluated of a run in which no request leaves
 MOST_DEPARTURES = 64  # moments at which requests leave that get steps of their own
 BASES = ("measured", "interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation", "analytic")  # strongest first
+
+NUMBERS = (int, float, np.integer, np.ndarray)
 
 Price = Callable[..., Any]
 
@@ -66,43 +69,56 @@ def price_step(step: Step, gpu: GpuSpec, price: Price = predict_kernel) -> StepT
     return StepTime(calls=ordered, basis=weakest([time.basis for time in ordered]), **total)
 
 
-def _kind(call: KernelCall, place: int) -> object:
-    """Calls of one kind differ only in numbers; a ragged batch is a kind of its own."""
-    values = {entry.name: getattr(call.kernel, entry.name) for entry in fields(call.kernel)}
-    if any(isinstance(value, list | tuple) or np.ndim(value) > 1 for value in values.values()):
-        return place
-    others = tuple((name, repr(value)) for name, value in values.items() if not _is_number(value))
-    return type(call.kernel), call.cache, others
+@cache
+def _parameters(kernel: Any) -> tuple[str, ...]:
+    return tuple(entry.name for entry in fields(kernel))
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, np.ndarray | np.integer | int | float) and not isinstance(value, bool)
+    return isinstance(value, NUMBERS) and not isinstance(value, bool)
+
+
+def _is_ragged(value: object) -> bool:
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 1)
+
+
+def _kind(call: KernelCall, place: int) -> object:
+    """Calls of one kind differ only in numbers; a ragged batch is a kind of its own."""
+    values = [(name, getattr(call.kernel, name)) for name in _parameters(call.kernel.__class__)]
+    if any(_is_ragged(value) for _, value in values):
+        return place
+    return call.kernel.__class__, call.cache, tuple((name, repr(value)) for name, value in values if not _is_number(value))
 
 
 def _price_group(calls: list[KernelCall], num_steps: int, gpu: GpuSpec, price: Price) -> list[CallTime]:
+    """Calls of one kind in one go; launches that are alike, in one call or several, are priced once."""
     first = calls[0]
-    names = [entry.name for entry in fields(first.kernel) if _is_number(getattr(first.kernel, entry.name))]
-    ragged = any(isinstance(getattr(first.kernel, entry.name), list | tuple) for entry in fields(first.kernel))
-    if ragged or not names:
+    others = {name: getattr(first.kernel, name) for name in _parameters(first.kernel.__class__)}
+    names = [name for name, value in others.items() if _is_number(value)]
+    if not names or any(_is_ragged(value) for value in others.values()):
         predicted = price(first.kernel, gpu, cache=first.cache)
         return [_call_time(call, predicted, slice(None), num_steps) for call in calls]
-    table = np.concatenate(
-        [
-            np.stack([np.broadcast_to(np.asarray(getattr(call.kernel, name), dtype=np.float64), num_steps) for name in names], axis=1)
-            for call in calls
-        ]
-    )
-    distinct, where = np.unique(table, axis=0, return_inverse=True)
-    others = {entry.name: getattr(first.kernel, entry.name) for entry in fields(first.kernel) if entry.name not in names}
-    kernel = type(first.kernel)(**others, **{name: distinct[:, column] for column, name in enumerate(names)})
-    predicted = price(kernel, gpu, cache=first.cache)
-    rows = where.reshape(len(calls), num_steps)
-    return [_call_time(call, predicted, rows[place], num_steps) for place, call in enumerate(calls)]
+    places: dict[tuple[float, ...], int] = {}
+    rows = [[places.setdefault(launch, len(places)) for launch in _launches(call, names, num_steps)] for call in calls]
+    distinct = {
+        name: values[0] if len(places) == 1 else np.array(values) for name, values in zip(names, zip(*places, strict=True), strict=True)
+    }
+    predicted = price(first.kernel.__class__(**{**others, **distinct}), gpu, cache=first.cache)
+    return [_call_time(call, predicted, where, num_steps) for call, where in zip(calls, rows, strict=True)]
+
+
+def _launches(call: KernelCall, names: list[str], num_steps: int) -> Iterable[tuple[float, ...]]:
+    """The sizes of a call's launch at every step, or once where all steps have the same."""
+    sizes = [getattr(call.kernel, name) for name in names]
+    if not any(isinstance(size, np.ndarray) for size in sizes):
+        return [tuple(sizes)]
+    return zip(*(size.tolist() if isinstance(size, np.ndarray) else [size] * num_steps for size in sizes), strict=True)
 
 
 def _call_time(call: KernelCall, predicted: Any, rows: Any, num_steps: int) -> CallTime:
     def times(values: Floats) -> Floats:
-        return np.asarray(np.broadcast_to(np.asarray(values)[rows], num_steps) * call.count)
+        each = values[rows] * call.count
+        return np.asarray(each) if len(each) == num_steps else np.full(num_steps, each)
 
     return CallTime(
         call=call,
@@ -111,7 +127,7 @@ def _call_time(call: KernelCall, predicted: Any, rows: Any, num_steps: int) -> C
         high_s=times(predicted.high_s),
         bound_s=times(predicted.bound_s),
         bound_by=str(np.asarray(predicted.analysis.bound_by)[rows][-1]),
-        basis=weakest(sorted({str(basis) for basis in np.asarray(predicted.basis)[rows]})),
+        basis=weakest(sorted(set(np.asarray(predicted.basis)[rows].tolist()))),
     )
 
 
