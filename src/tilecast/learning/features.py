@@ -16,6 +16,7 @@ from tilecast.execution import Analysis
 from tilecast.execution.analytic import PIPELINES
 from tilecast.execution.cache import cache_bytes
 from tilecast.hardware import GpuSpec
+from tilecast.learning.relations import relation_names, relations
 
 Matrix = NDArray[np.float32]
 
@@ -48,7 +49,17 @@ def number_names(family: str) -> list[str]:
     shares = [f"share {name}" for name in (*PIPELINES, "launch", "bound")]
     sizes = [f"log2 {name}" for name in SIZES[family]]
     aligned = [f"{name} in {step}s" for name in SIZES[family][:3] for step in ALIGNMENTS]
-    return [*shares, "log waves", "tail", "clock", "log time in launches", "log traffic over cache", *sizes, *aligned]
+    return [
+        *shares,
+        "log waves",
+        "tail",
+        "clock",
+        "log time in launches",
+        "log traffic over cache",
+        *sizes,
+        *aligned,
+        *relation_names(family),
+    ]
 
 
 # Rows of a launch's account, and which of them a GPU's level is told apart by: shared memory and the bound are left out.
@@ -72,11 +83,15 @@ def launches(kernel: Any, gpu: GpuSpec, analysis: Analysis, engine: str) -> Laun
     sizes = _sizes(kernel, len(time_s))
 
     shares, pairs = len(PARTS) + 1, len(sizes)
-    numbers = np.empty((shares + 4 + pairs + 3 * len(ALIGNMENTS), len(time_s)), np.float32)
+    log2_sizes = np.log2(np.maximum(sizes, 1.0))
+    related = relations(kernel.family, SIZES[kernel.family], sizes, log2_sizes, gpu)
+    aligned = shares + 4 + pairs
+    numbers = np.empty((aligned + 3 * len(ALIGNMENTS) + len(related), len(time_s)), np.float32)
     numbers[:shares], numbers[shares + 2 : shares + 4] = logs[:shares], logs[shares:]
     numbers[shares], numbers[shares + 1] = placement.tail_fraction, analysis.clock_hz / gpu.boost_clock_hz
-    numbers[shares + 4 : shares + 4 + pairs] = np.log2(np.maximum(sizes, 1.0))
-    numbers[shares + 4 + pairs :] = (sizes[:3, None, :] % STEPS == 0).reshape(-1, len(time_s))
+    numbers[shares + 4 : aligned] = log2_sizes
+    numbers[aligned : -len(related)] = (sizes[:3, None, :] % STEPS == 0).reshape(-1, len(time_s))
+    numbers[-len(related) :] = related
     names = {name: str(getattr(kernel, name)) for name in _names_of(kernel.__class__)}
     # Timer and cache state are in the analytic time. As names they would stand for the lab: each lab has its own way of timing.
     names["engine"] = engine

@@ -27,9 +27,9 @@ SOURCES = {
     "mla_decode": ("aiconfigurator", "infersim"),
     "moe": ("aiconfigurator", "pipeweave"),
 }
-# Attention's kernels change their mind most often along a shape; elsewhere shallower trees say as much in half the bytes.
+# Attention's kernels change their mind most often along a shape; elsewhere shallower or fewer trees say as much in half the bytes.
 DEEP = Settings(local_trees=400, local_depth=7, rows_per_slice=48_000)
-SETTINGS = {"attention_prefill": DEEP, "attention_decode": DEEP}
+SETTINGS = {"attention_prefill": DEEP, "attention_decode": DEEP, "gemm": Settings(local_trees=240, local_depth=7)}
 KERNEL = ("dtype", "identity")
 QUICK = Settings(shared_trees=60, local_trees=60, local_depth=6, rows_per_slice=400)
 
