@@ -95,7 +95,7 @@ def _quiet(_: str) -> None:
 def _answered(rows: pl.DataFrame, family: str, seconds: Callable[[Group], Seconds]) -> Seconds:
     """Seconds of every row; what a model refuses stays nan and counts as unanswered."""
     answer = np.full(rows.height, np.nan)
-    for group in _groups(rows, family):
+    for group in groups(rows, family):
         try:
             answer[group.rows] = np.broadcast_to(seconds(group), len(group.rows))
         except (InvalidInput, SpecError):
@@ -103,7 +103,7 @@ def _answered(rows: pl.DataFrame, family: str, seconds: Callable[[Group], Second
     return answer
 
 
-def _groups(rows: pl.DataFrame, family: str) -> Iterator[Group]:
+def groups(rows: pl.DataFrame, family: str) -> Iterator[Group]:
     record = kernels().get(family)
     if record is None:
         return
