@@ -1,8 +1,8 @@
 """python -m benchmarks.gate [--write]: has the shipped package become worse anywhere? Per slice, old against new, on a small fixed subset.
 
-The subset is drawn with a fixed seed from the public kernel data and the end-to-end cases. It is a guard, not an accuracy claim: the shipped
-weights have seen most of these rows. `--write` records today's errors in results/gate.json; without it they are compared with the recorded
-ones, and the exit code is 1 when a slice or the mean became worse by more than the tolerances below.
+The subset is drawn with a fixed seed from the public kernel data and the end-to-end cases. It is a guard, not an accuracy claim: the
+shipped weights have seen most of these rows. `--write` records today's errors in results/gate.json; without it they are compared with
+the recorded ones, and the exit code is 1 when a slice or the mean became worse by more than the tolerances below.
 """
 
 import argparse
