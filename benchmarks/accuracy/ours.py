@@ -12,7 +12,7 @@ from tilecast import hardware
 from tilecast.datasets.schema import SHAPES
 from tilecast.errors import InvalidInput, MissingData, SpecError
 from tilecast.execution import Protocol
-from tilecast.kernels.base import execution_of
+from tilecast.kernels.base import execution_of, priced
 from tilecast.kernels.registry import kernels
 from tilecast.learning.features import SIZES, launches
 
@@ -71,14 +71,15 @@ class Learned:
         return _answered(rows, family, self._seconds)
 
     def _seconds(self, group: Group) -> Seconds:
-        analysis = execution_of(group.kernel, group.gpu, group.protocol)
+        time = priced(group.kernel, group.gpu, group.protocol)
+        analytic_s = np.atleast_1d(time.analytic_s)
         if self.correction is None:
-            return analysis.analytic_s
-        found = launches(group.kernel, group.gpu, analysis, group.engine)
+            return analytic_s
+        found = launches(group.kernel, group.gpu, time, group.engine)
         if not self.correction.applies_to(found):
-            return analysis.analytic_s
+            return analytic_s
         log_ratio = self.correction.correct(found, group.gpu).log_ratio
-        return np.asarray(np.maximum(analysis.analytic_s * np.exp(log_ratio), analysis.bound_s))
+        return np.asarray(np.maximum(analytic_s * np.exp(log_ratio), time.bound_s))
 
 
 def _answered(rows: pl.DataFrame, family: str, seconds: Callable[[Group], Seconds]) -> Seconds:
