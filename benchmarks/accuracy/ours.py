@@ -13,7 +13,7 @@ from tilecast import hardware
 from tilecast.datasets.schema import SHAPES
 from tilecast.errors import InvalidInput, MissingData, SpecError
 from tilecast.execution import Protocol
-from tilecast.kernels.base import execution_of
+from tilecast.kernels.base import execution_of, priced
 from tilecast.kernels.registry import kernels
 from tilecast.learning.features import SIZES, launches
 
@@ -78,14 +78,15 @@ class Learned:
 
     def _interval(self, group: Group) -> tuple[Seconds, Seconds, Seconds]:
         """(low, median, high) as the predictor makes them; without a correction there is no interval to score."""
-        analysis = execution_of(group.kernel, group.gpu, group.protocol)
-        found = launches(group.kernel, group.gpu, analysis, group.engine) if self.correction is not None else None
+        time = priced(group.kernel, group.gpu, group.protocol)
+        analytic_s = np.atleast_1d(time.analytic_s)
+        found = launches(group.kernel, group.gpu, time, group.engine) if self.correction is not None else None
         if found is None or not self.correction.applies_to(found):
-            nothing = np.full(len(analysis.analytic_s), np.nan)
-            return nothing, analysis.analytic_s, nothing
+            nothing = np.full(len(analytic_s), np.nan)
+            return nothing, analytic_s, nothing
         corrected = self.correction.correct(found, group.gpu)
-        median_s = np.maximum(analysis.analytic_s * np.exp(corrected.log_ratio), analysis.bound_s)
-        return np.maximum(median_s * np.exp(-corrected.width), analysis.bound_s), median_s, median_s * np.exp(corrected.width)
+        median_s = np.maximum(analytic_s * np.exp(corrected.log_ratio), time.bound_s)
+        return np.maximum(median_s * np.exp(-corrected.width), time.bound_s), median_s, median_s * np.exp(corrected.width)
 
 
 def _quiet(_: str) -> None:

@@ -18,12 +18,14 @@ from tilecast.learning import correction as corrections
 from tilecast.learning import tensors
 from tilecast.learning.correction import Correction, file_digest, load, read, write
 from tilecast.learning.features import GROUPS, Launches, number_names
+from tilecast.learning.relations import relation_names
 from tilecast.learning.trees import Trees, grove
 from tilecast.predictors.kernel import interval_width, predict_kernel
 
 NUMBERS = number_names("gemm")
 LOG2_M = NUMBERS.index("log2 m")
 LOG_TIME = NUMBERS.index("log time in launches")
+REACH = np.array([40.0 if name in relation_names("gemm") else 20.0 for name in NUMBERS], np.float32)  # of each number in training
 VOCABULARY = {"cache": ["cold"], "dtype": ["bf16", "fp16"]}
 QUANTILE = np.array([0.1, 0.15, 0.4, 0.5], np.float32)  # of each basis
 EXPECTED = np.array([1.0, 2.0, 3.0])  # error to the first edge of log time, between both, beyond
@@ -50,8 +52,8 @@ def by_hand(**changed: Any) -> Correction:
         archs=("ada", "ampere"),
         measured={"a100-sxm-80gb": {"16-bit None": ["sglang"]}, "l40s": {"16-bit None": ["sglang"]}},
         level=np.array([[0.2, 0.1, 0.0], [-0.2, -0.1, -0.3]], np.float32),
-        low=np.full(len(NUMBERS), -20.0, np.float32),
-        high=np.full(len(NUMBERS), 20.0, np.float32),
+        low=-REACH,
+        high=REACH,
         shared=Trees(np.array([[LOG2_M]], np.int32), np.array([[8.0]], np.float32), np.array([[0.1, 0.3]], np.float32)),
         local=grove({"a100-sxm-80gb sglang 16-bit": one_leaf(0.05), "l40s sglang 16-bit": one_leaf(-0.05)}),
         carry=1.0,

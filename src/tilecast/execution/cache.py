@@ -1,10 +1,10 @@
 """Which bytes come from DRAM: a smooth account of what L2 still holds when the kernel asks for it."""
 
 from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
-
-from tilecast.execution.tasks import Floats
+from tilecast.execution.arithmetic import clip, maximum
+from tilecast.execution.tasks import Numbers
 from tilecast.hardware import GpuSpec
 
 FULL, EMPTY = 0.9, 1.4  # working set over cache: below FULL all of it is found there, above EMPTY nothing is
@@ -14,13 +14,12 @@ def cache_bytes(gpu: GpuSpec) -> float:
     return float(gpu.l2_bytes + (gpu.memory_side_cache_bytes or 0))
 
 
-def hit_fraction(working_set_bytes: Floats | float, gpu: GpuSpec) -> Floats:
+def hit_fraction(working_set_bytes: Numbers, gpu: GpuSpec) -> Any:
     """Share of a buffer found in L2 when everything used since its last use amounts to `working_set_bytes`."""
-    found: Floats = np.minimum(np.maximum((EMPTY - working_set_bytes / cache_bytes(gpu)) / (EMPTY - FULL), 0.0), 1.0)
-    return found
+    return clip((EMPTY - working_set_bytes / cache_bytes(gpu)) / (EMPTY - FULL), 0.0, 1.0)
 
 
-def from_dram(streams: Mapping[str, tuple[Floats | float, bool]], gpu: GpuSpec, cache: str, rotated_copies: float) -> Floats | float:
+def from_dram(streams: Mapping[str, tuple[Numbers, bool]], gpu: GpuSpec, cache: str, rotated_copies: float) -> Any:
     """DRAM bytes of named operand streams, each (bytes, is a weight); activations and results may stay in L2 between launches."""
     total = sum(size for size, _ in streams.values())
     if cache == "cold":
@@ -32,6 +31,6 @@ def from_dram(streams: Mapping[str, tuple[Floats | float, bool]], gpu: GpuSpec, 
     return weights * (1 - hit_fraction(rotated_copies * weights + others, gpu)) + others * (1 - hit_fraction(total, gpu))
 
 
-def least_from_dram(total: Floats | float, gpu: GpuSpec, cache: str) -> Floats | float:
+def least_from_dram(total: Numbers, gpu: GpuSpec, cache: str) -> Any:
     """No kernel reads less than this from DRAM in that cache state: for the bound."""
-    return total if cache == "cold" else np.maximum(total - cache_bytes(gpu), 0.0)
+    return total if cache == "cold" else maximum(total - cache_bytes(gpu), 0.0)

@@ -7,7 +7,7 @@ sustains 42 % of its fp32 peak, a T4 at 70 W less than half. A kernel shorter th
 
 from tilecast.dtypes import DTYPES
 from tilecast.execution.fitted import Constants
-from tilecast.execution.tasks import Floats
+from tilecast.execution.tasks import Numbers
 from tilecast.hardware import GpuSpec
 
 REFERENCE_WIDTH = 1024.0  # 16-bit FLOP per clock per SM
@@ -44,7 +44,7 @@ def limited_fraction(gpu: GpuSpec, dtype: str, on_tensor: bool, flop_per_s: floa
     return min(1.0, gpu.tdp_w / energy_j_per_flop(gpu, dtype, on_tensor, using) / flop_per_s)
 
 
-def sustained_fraction(limited: float, busy_s: Floats | float, using: Constants) -> Floats | float:
+def sustained_fraction(limited: float, busy_s: Numbers, using: Constants) -> Numbers:
     """Sustained over boost clock for work that keeps the chip busy for `busy_s`: boost for a burst, the limit when settled."""
     settled_s = busy_s / limited
     return (settled_s + using.burst_s) / (settled_s / limited + using.burst_s)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tilecast.execution.arithmetic import floor, where
 from tilecast.execution.tasks import Floats
 
 
@@ -20,24 +21,23 @@ def floor_sum(count: Any, step: Any, start: Any, divisor: Any) -> Floats:
     >>> float(floor_sum(4, 3, 1, 2))  # 1/2, 4/2, 7/2, 10/2
     10.0
     """
-    n, a, b, m = (np.array(values, dtype=np.float64) for values in np.broadcast_arrays(count, step, start, divisor))
-    total = np.zeros_like(n)
-    sign = np.ones_like(n)
-    live = n > 0
-    while np.any(live):
-        quotient_a, quotient_b = np.floor(a / m), np.floor(b / m)
+    given = np.broadcast_arrays(count, step, start, divisor)
+    shape = given[0].shape
+    n, a, b, m = (float(values.item()) if values.size == 1 else values.astype(np.float64) for values in given)
+    total, sign, live = 0.0 * n, 1.0, n > 0
+    while np.any(live) if isinstance(live, np.ndarray) else live:
+        quotient_a, quotient_b = floor(a / m), floor(b / m)
         whole = n * (n - 1) / 2 * quotient_a + n * quotient_b
-        total += np.where(live, sign * whole, 0.0)
+        total = total + where(live, sign * whole, 0.0)
         a, b = a - quotient_a * m, b - quotient_b * m
-        top = np.floor((a * n + b) / m)  # the sum now counts lattice points below a line that ends at this height
-        live &= top > 0
+        top = floor((a * n + b) / m)  # the sum now counts lattice points below a line that ends at this height
+        live = live & (top > 0)
         # Count the points left of the line instead: n top - sum over j < top of ceil(((j + 1) m - b) / a).
-        total += np.where(live, sign * n * top, 0.0)
+        total = total + where(live, sign * n * top, 0.0)
         sign = -sign
-        safe = np.where(live, a, 1.0)
-        n, a, b, m = top, np.where(live, m, 0.0), np.where(live, m - b + safe - 1, 0.0), safe
-        n = np.where(live, n, 0.0)
-    return total
+        safe = where(live, a, 1.0)
+        n, a, b, m = where(live, top, 0.0), where(live, m, 0.0), where(live, m - b + safe - 1, 0.0), safe
+    return np.asarray(total).reshape(shape)
 
 
 def busiest_of_equal(num_tasks: Floats, num_sms: float) -> Floats:
@@ -52,15 +52,19 @@ def least_makespan(num_tasks: Floats, least_work: Floats, total_work: Floats, lo
     group's shortest, dealt evenly and rounded up, times that length. Exact when all tasks are alike. Adding or lengthening tasks never
     lowers it, adding SMs never raises it.
     """
-    counts, least = np.broadcast_arrays(num_tasks, least_work)
-    mean = np.sum(np.broadcast_to(total_work, counts.shape), axis=-1, keepdims=True) / num_sms
-    highest = np.max(np.where(counts > 0, longest, 0.0), axis=-1, keepdims=True)
-    if counts.shape[-1] > 1:
+    if np.shape(num_tasks)[-1:] == np.shape(least_work)[-1:] == (1,):  # one group: nothing to add up or to sort
+        counts, least, total, highest = num_tasks, least_work, total_work, np.where(num_tasks > 0, longest, 0.0)
+    else:
+        counts, least = np.broadcast_arrays(num_tasks, least_work)
+        total = np.sum(np.broadcast_to(total_work, counts.shape), axis=-1, keepdims=True)
+        highest = np.max(np.where(counts > 0, longest, 0.0), axis=-1, keepdims=True)
         order = np.argsort(-least, axis=-1, kind="stable")
         counts, least = np.take_along_axis(counts, order, axis=-1), np.take_along_axis(least, order, axis=-1)
         counts = np.cumsum(counts, axis=-1)
-    pigeonhole = np.max(np.ceil(counts / num_sms) * least, axis=-1, keepdims=True)
-    return np.asarray(np.maximum(np.maximum(mean, highest), pigeonhole))
+    pigeonhole = np.ceil(counts / num_sms) * least
+    if pigeonhole.shape[-1] > 1:
+        pigeonhole = np.max(pigeonhole, axis=-1, keepdims=True)
+    return np.asarray(np.maximum(np.maximum(total / num_sms, highest), pigeonhole))
 
 
 def chunk_that_fits(num_tiles: Floats, length: Floats, slots: Floats, least_chunk: Floats) -> Floats:
@@ -68,6 +72,10 @@ def chunk_that_fits(num_tiles: Floats, length: Floats, slots: Floats, least_chun
 
     `num_tiles` tasks of each request see `length` of KV each; without a chunk that fits, the whole of the longest request is one chunk.
     """
+    if np.shape(length)[-1] == 1 == np.shape(num_tiles)[-1]:  # equal requests: as many chunks as there is room for
+        parts = np.floor(slots / np.maximum(num_tiles, 1.0))
+        fitting = np.ceil(length / np.maximum(parts, 1.0))
+        return np.asarray(np.maximum(np.where((parts >= 1) & (num_tiles > 0), fitting, np.where(num_tiles > 0, length, 0.0)), least_chunk))
     whole = np.max(np.where(num_tiles > 0, length, 0.0), axis=-1, keepdims=True)
     low, high = np.broadcast_to(least_chunk, whole.shape).astype(np.float64), np.maximum(whole, least_chunk)
     while np.any(low < high):

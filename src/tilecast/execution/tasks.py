@@ -11,28 +11,31 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilecast.execution.arithmetic import ceil
+
 Floats = NDArray[np.float64]
+Numbers = Floats | float  # the same for all launches and variants, or an array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSet:
     matrix_dtype: str  # whose tensor (else vector) rate the matrix work runs at
-    num_tasks: Floats | float
-    least_flop: Floats | float  # per launch, no padding: with least_bytes, the bound
-    least_bytes: Floats | float  # per launch, must cross DRAM in the asked cache state
-    matrix_flop: Floats | float = 0.0  # per task, padding included
-    vector_flop: Floats | float = 0.0  # per task, fp32 lanes
-    special_ops: Floats | float = 0.0  # per task: exp, rsqrt, ...
-    l2_bytes: Floats | float = 0.0  # per task, read through L2
-    shared_bytes: Floats | float = 0.0  # per task, through shared memory
-    exposed_clocks: Floats | float = 0.0  # per task: SM clocks of dependent steps that the pipelines wait for
-    dram_bytes: Floats | float = 0.0  # per launch, re-reads included
-    busiest_tasks: Floats | float | None = None  # mean tasks' worth of work on the busiest SM; None: whole tasks dealt round robin
-    rounds: Floats | float | None = None  # starts on one SM that nothing hides; None: as many as busiest_tasks
-    resident: Floats | float = 1  # tasks an SM holds at once: their starts hide one another
+    num_tasks: Numbers
+    least_flop: Numbers  # per launch, no padding: with least_bytes, the bound
+    least_bytes: Numbers  # per launch, must cross DRAM in the asked cache state
+    matrix_flop: Numbers = 0.0  # per task, padding included
+    vector_flop: Numbers = 0.0  # per task, fp32 lanes
+    special_ops: Numbers = 0.0  # per task: exp, rsqrt, ...
+    l2_bytes: Numbers = 0.0  # per task, read through L2
+    shared_bytes: Numbers = 0.0  # per task, through shared memory
+    exposed_clocks: Numbers = 0.0  # per task: SM clocks of dependent steps that the pipelines wait for
+    dram_bytes: Numbers = 0.0  # per launch, re-reads included
+    busiest_tasks: Numbers | None = None  # mean tasks' worth of work on the busiest SM; None: whole tasks dealt round robin
+    rounds: Numbers | None = None  # starts on one SM that nothing hides; None: as many as busiest_tasks
+    resident: Numbers = 1  # tasks an SM holds at once: their starts hide one another
     dram_fraction: float | None = None  # of nominal DRAM bandwidth; None: the machine's constant
     l2_bytes_per_clock_per_sm: float | None = None  # None: the machine's constant
-    fixed_s: Floats | float = 0.0  # per launch: further small kernels, reductions
+    fixed_s: Numbers = 0.0  # per launch: further small kernels, reductions
     variants: tuple[str, ...] = ("",)  # what each of the V is called
 
     def alone(self) -> "TaskSet":
@@ -45,9 +48,9 @@ class TaskSet:
         return replace(self, **plain)
 
 
-ARRAYS = tuple(entry.name for entry in fields(TaskSet) if "Floats" in str(entry.type))
+NO_ARRAYS = ("matrix_dtype", "dram_fraction", "l2_bytes_per_clock_per_sm", "variants")
+ARRAYS = tuple(entry.name for entry in fields(TaskSet) if entry.name not in NO_ARRAYS)
 
 
-def ceil_div(numerator: Any, denominator: Any) -> Floats:
-    quotient: Floats = np.ceil(numerator / denominator)
-    return quotient
+def ceil_div(numerator: Any, denominator: Any) -> Any:
+    return ceil(numerator / denominator)

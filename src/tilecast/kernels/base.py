@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from tilecast.errors import InvalidInput
-from tilecast.execution import Analysis, TaskSet, analyse
+from tilecast.execution import Analysis, Once, Priced, TaskSet, price
 from tilecast.execution import Protocol as Timing
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
@@ -70,7 +70,22 @@ def flag(given: Any) -> Any:
 
 def execution_of(kernel: Any, gpu: GpuSpec, protocol: Timing) -> Analysis:
     """The analytic account of a kernel: from its tasks, or its own where it is no work on SMs (a collective)."""
-    if hasattr(kernel, "analyse"):
-        analysis: Analysis = kernel.analyse(gpu, protocol)
-        return analysis
-    return analyse(kernel.tasks(gpu, protocol), gpu, protocol)
+    return priced(kernel, gpu, protocol).analysis()
+
+
+def priced(kernel: Any, gpu: GpuSpec, protocol: Timing) -> Priced:
+    """The time of a kernel and what a correction looks at; its account is made when asked for."""
+    if not hasattr(kernel, "analyse"):
+        return price(kernel.tasks(gpu, protocol), gpu, protocol)
+    analysis: Analysis = kernel.analyse(gpu, protocol)
+    return Priced(
+        bound_s=analysis.bound_s,
+        analytic_s=analysis.analytic_s,
+        busy_s=analysis.busy_s,
+        waves=analysis.placement.waves,
+        tail_fraction=analysis.placement.tail_fraction,
+        clock_hz=analysis.clock_hz,
+        launch_s=analysis.launch_s,
+        dram_bytes=0.0,
+        analysis=Once(lambda: analysis),
+    )

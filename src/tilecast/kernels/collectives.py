@@ -17,7 +17,7 @@ import numpy as np
 from tilecast import hardware
 from tilecast.dtypes import dtype as number_format
 from tilecast.errors import InvalidInput, SpecError
-from tilecast.execution import Account, Analysis, Once, Placement, Protocol, constants
+from tilecast.execution import Analysis, Placement, Protocol, constants
 from tilecast.execution.analytic import SHARPNESS
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats
@@ -143,24 +143,18 @@ class _Collective(ABC):
         analytic_s = fastest * np.sum((fastest / times) ** sharpness, axis=0) ** (-1.0 / sharpness)
         analytic_s = np.maximum(analytic_s, bound_s)
 
-        def account() -> Account:
-            slower = np.where(demand["network"] > demand["link"], "network", "link")
-            return Account(
-                bound_by=np.where(analytic_s > 2.0 * bound_s + using.ramp_s, "launch", slower),
-                demand_s=demand,
-                variant=np.asarray([way.name for way in ways])[best],
-            )
-
         none = np.zeros_like(bound_s)
+        slower = np.where(demand["network"] > demand["link"], "network", "link")
         return Analysis(
             bound_s=bound_s,
             analytic_s=analytic_s,
+            bound_by=np.where(analytic_s > 2.0 * bound_s + using.ramp_s, "launch", slower),
+            demand_s=demand,
             busy_s={"link": link_bytes / group.reached_bytes_per_s, "network": demand["network"] / using.link_fraction},
             placement=Placement(num_tasks=group.ranks, busiest_tasks=none + 1.0, waves=none + 1.0, tail_fraction=none),
             clock_hz=none + gpu.boost_clock_hz,
             launch_s=using.start_s + overhead_s,
-            dram_bytes=none,
-            account=Once(account),
+            variant=np.asarray([way.name for way in ways])[best],
         )
 
     def _overhead_s(self, group: Group, gpu: GpuSpec, protocol: Protocol, identity: str) -> Floats:

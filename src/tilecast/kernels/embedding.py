@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from tilecast.execution import Protocol, TaskSet
+from tilecast.execution.arithmetic import clip, minimum
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import launch_sizes
 from tilecast.kernels.streaming import Stream, element_bytes, streaming_tasks
 
 THREADS = 256  # at most; one for every vector of eight elements
@@ -26,15 +25,15 @@ class Embedding:
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        size = sizes(rows=self.rows, cols=self.cols, vocab_size=self.vocab_size)
+        size = launch_sizes(rows=self.rows, cols=self.cols, vocab_size=self.vocab_size)
         row_bytes = size["cols"] * element_bytes(self.dtype)
-        distinct = np.minimum(size["rows"], size["vocab_size"])
+        distinct = minimum(size["rows"], size["vocab_size"])
         stream = Stream(
             blocks=size["rows"],
             read_bytes=8.0,  # the token
             written_bytes=row_bytes,
             flop=0.0,
-            threads=np.clip(size["cols"] / 8, gpu.warp_size, THREADS),
+            threads=clip(size["cols"] / 8, gpu.warp_size, THREADS),
             shared_bytes=distinct * row_bytes,
         )
         return streaming_tasks(stream, gpu, protocol)

@@ -14,8 +14,9 @@ from tilecast.dtypes import Quantisation, quantisation
 from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import launch_seconds
+from tilecast.execution.arithmetic import maximum
 from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
-from tilecast.execution.tasks import Floats, ceil_div
+from tilecast.execution.tasks import Floats, Numbers, ceil_div
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import flag, launch_sizes
 
@@ -61,7 +62,7 @@ class Gemm:
         may_split = self.split is None and self.identity not in OWN_TILES
         tile = _candidates(self._tiles(gpu, on_tensor), may_split, held)
         output_tiles = ceil_div(m, tile.rows) * ceil_div(n, tile.columns) * batch
-        split: Floats | float = float(self.split or 1)
+        split: Numbers = float(self.split or 1)
         if may_split:
             room = np.minimum(np.floor(gpu.num_sms / output_tiles), k // LEAST_SPLIT_K)
             split = np.maximum(room * tile.splits, 1.0)
@@ -94,7 +95,7 @@ class Gemm:
         """What the newest SGLang would run."""
         return NEWEST_SGLANG.get(self.dtype)
 
-    def _quantise_s(self, size: dict[str, Any], gpu: GpuSpec, protocol: Protocol) -> Floats | float:
+    def _quantise_s(self, size: dict[str, Any], gpu: GpuSpec, protocol: Protocol) -> Any:
         """16-bit activations made narrow first: a profiler times the product alone, a graph or an event the whole call."""
         held = quantisation(self.dtype).activation
         if protocol.timer == "profiler" or held.bits >= 16:
@@ -103,8 +104,7 @@ class Gemm:
         traffic_bytes = size["batch"] * size["m"] * size["k"] * (2.0 + held.bytes)
         l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
         dram_s = traffic_bytes * (1.0 - hit_fraction(traffic_bytes, gpu)) / (gpu.dram_bytes_per_s * using.dram_fraction)
-        stream_s: Floats = np.maximum(traffic_bytes / l2_per_s, dram_s)
-        return launch_seconds(gpu, using) + using.fill_s + using.drain_s + stream_s
+        return launch_seconds(gpu, using) + using.fill_s + using.drain_s + maximum(traffic_bytes / l2_per_s, dram_s)
 
     def _tiles(self, gpu: GpuSpec, on_tensor: bool) -> tuple[tuple[int, int], ...]:
         if self.tile is None:

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from tilecast.execution import Protocol, TaskSet
+from tilecast.execution.arithmetic import clip
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import launch_sizes
 from tilecast.kernels.streaming import Stream, element_bytes, streaming_tasks
 
 THREADS = 512  # at most; one for every element of a token's keys
@@ -26,7 +25,7 @@ class KvCacheWrite:
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        size = sizes(rows=self.rows, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+        size = launch_sizes(rows=self.rows, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
         keys = size["num_kv_heads"] * size["head_dim"]
         row_bytes = 2.0 * keys * element_bytes(self.dtype)
         stream = Stream(
@@ -34,7 +33,7 @@ class KvCacheWrite:
             read_bytes=row_bytes + 8.0,  # and the slot
             written_bytes=row_bytes,
             flop=0.0,
-            threads=np.clip(keys, gpu.warp_size, THREADS),
+            threads=clip(keys, gpu.warp_size, THREADS),
             access_bytes=element_bytes(self.dtype),
         )
         return streaming_tasks(stream, gpu, protocol)

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import launch_sizes
 from tilecast.kernels.streaming import Stream, element_bytes, streaming_tasks
 
 THREADS = 128  # PyTorch's kernel: four warps, whatever the width
@@ -24,7 +24,7 @@ class LayerNorm:
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        size = sizes(rows=self.rows, cols=self.cols)
+        size = launch_sizes(rows=self.rows, cols=self.cols)
         row_bytes = size["cols"] * element_bytes(self.dtype)
         stream = Stream(
             blocks=size["rows"],

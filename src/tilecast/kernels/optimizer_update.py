@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import launch_sizes
 from tilecast.kernels.streaming import SLICE, Stream, element_bytes, operation, slices, streaming_tasks
 
 
@@ -45,7 +45,7 @@ class OptimizerUpdate:
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        size = sizes(numel=self.numel, num_tensors=self.num_tensors)
+        size = launch_sizes(numel=self.numel, num_tensors=self.num_tensors)
         rule: Rule = operation(self.kind, KINDS, "kind")
         how: str = operation(self.implementation, {name: name for name in IMPLEMENTATIONS}, "implementation")
         groups = size["num_tensors"] if how == "per_tensor" else (size["num_tensors"] + TENSORS_PER_LAUNCH - 1.0) // TENSORS_PER_LAUNCH

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import launch_sizes
 from tilecast.kernels.streaming import SLICE, Stream, element_bytes, operation, slices, streaming_tasks
 
 SOURCE_BYTES = 2.0
@@ -34,7 +34,7 @@ class Quantize:
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        size = sizes(rows=self.rows, cols=self.cols)
+        size = launch_sizes(rows=self.rows, cols=self.cols)
         scales: Scales = operation(self.op, OPS)
         stream = Stream(
             blocks=slices(size["rows"] * size["cols"]),

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from tilecast.execution import Protocol, TaskSet
+from tilecast.execution.arithmetic import clip, where
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import flag, launch_sizes
 from tilecast.kernels.streaming import VECTOR_BYTES, Stream, access_bytes, element_bytes, streaming_tasks
 
 THREADS = 1024  # at most; one for every vector of eight elements
@@ -26,8 +25,8 @@ class RmsNorm:
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        size = sizes(rows=self.rows, cols=self.cols)
-        tensors = np.where(np.asarray(self.residual, dtype=bool).reshape(-1, 1), 2.0, 1.0)  # read, and as many written
+        size = launch_sizes(rows=self.rows, cols=self.cols)
+        tensors = where(flag(self.residual), 2.0, 1.0)  # read, and as many written
         row_bytes = size["cols"] * element_bytes(self.dtype)
         stream = Stream(
             blocks=size["rows"],
@@ -35,8 +34,8 @@ class RmsNorm:
             written_bytes=tensors * row_bytes,
             flop=(3.0 + tensors) * size["cols"],
             special_ops=1.0,
-            threads=np.clip(size["cols"] / 8, gpu.warp_size, THREADS),
-            access_bytes=np.where(tensors > 1, VECTOR_BYTES, access_bytes(self.identity, self.dtype)),  # the fused one was always wide
+            threads=clip(size["cols"] / 8, gpu.warp_size, THREADS),
+            access_bytes=where(tensors > 1, VECTOR_BYTES, access_bytes(self.identity, self.dtype)),  # the fused one was always wide
             shared_bytes=row_bytes,
             rereads=1.0 / tensors,  # only the sum, not both inputs
             reduces=True,

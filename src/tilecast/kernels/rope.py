@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from tilecast.execution import Protocol, TaskSet
+from tilecast.execution.arithmetic import clip
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import launch_sizes
 from tilecast.kernels.streaming import Stream, access_bytes, element_bytes, streaming_tasks
 
 THREADS = 512  # at most; one for every pair of elements
@@ -27,7 +26,7 @@ class Rope:
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        size = sizes(rows=self.rows, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+        size = launch_sizes(rows=self.rows, num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
         elements = (size["num_heads"] + size["num_kv_heads"]) * size["head_dim"]
         row_bytes = elements * element_bytes(self.dtype)
         table_bytes = size["head_dim"] * element_bytes(self.dtype)  # one row of the table per token
@@ -36,7 +35,7 @@ class Rope:
             read_bytes=row_bytes + table_bytes + 8.0,  # and the position
             written_bytes=row_bytes,
             flop=3.0 * elements,
-            threads=np.clip(elements / 2, gpu.warp_size, THREADS),
+            threads=clip(elements / 2, gpu.warp_size, THREADS),
             access_bytes=access_bytes(self.identity, self.dtype),
         )
         return streaming_tasks(stream, gpu, protocol)

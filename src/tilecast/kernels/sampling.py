@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import launch_sizes
 from tilecast.kernels.streaming import SLICE, Stream, element_bytes, slices, streaming_tasks
 
 LAUNCHES = 4.0  # conversion, softmax or maximum, draw, gathering the token
@@ -24,7 +24,7 @@ class Sampling:
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        size = sizes(rows=self.rows, cols=self.cols)
+        size = launch_sizes(rows=self.rows, cols=self.cols)
         stream = Stream(
             blocks=slices(size["rows"] * size["cols"]),
             read_bytes=SLICE * (element_bytes(self.dtype) + FP32_READS * 4.0),

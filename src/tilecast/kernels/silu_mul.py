@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from tilecast.execution import Protocol, TaskSet
+from tilecast.execution.arithmetic import clip
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import launch_sizes
 from tilecast.kernels.streaming import Stream, access_bytes, element_bytes, streaming_tasks
 
 THREADS = 1024  # at most; one for every vector of eight elements
@@ -25,7 +24,7 @@ class SiluMul:
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        size = sizes(rows=self.rows, cols=self.cols)
+        size = launch_sizes(rows=self.rows, cols=self.cols)
         row_bytes = size["cols"] * element_bytes(self.dtype)
         stream = Stream(
             blocks=size["rows"],
@@ -33,7 +32,7 @@ class SiluMul:
             written_bytes=row_bytes,
             flop=6.0 * size["cols"],
             special_ops=2.0 * size["cols"],  # exp and reciprocal
-            threads=np.clip(size["cols"] / 8, gpu.warp_size, THREADS),
+            threads=clip(size["cols"] / 8, gpu.warp_size, THREADS),
             access_bytes=access_bytes(self.identity, self.dtype),
         )
         return streaming_tasks(stream, gpu, protocol)

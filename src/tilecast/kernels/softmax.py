@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from tilecast.execution import Protocol, TaskSet
+from tilecast.execution.arithmetic import where
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import launch_sizes
 from tilecast.kernels.streaming import Stream, element_bytes, streaming_tasks
 
 IN_REGISTERS = 1024  # widest row that one warp holds
@@ -26,7 +25,7 @@ class Softmax:
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        size = sizes(rows=self.rows, cols=self.cols)
+        size = launch_sizes(rows=self.rows, cols=self.cols)
         row_bytes = size["cols"] * element_bytes(self.dtype)
         wide = size["cols"] > IN_REGISTERS
         stream = Stream(
@@ -34,9 +33,9 @@ class Softmax:
             read_bytes=row_bytes,
             written_bytes=row_bytes,
             flop=5.0 * size["cols"],
-            special_ops=np.where(wide, 2.0, 1.0) * size["cols"],  # the exponentials of a wide row are taken again for the result
-            threads=np.where(wide, WIDE_THREADS, gpu.warp_size),
-            rereads=np.where(wide, 2.0, 0.0),
+            special_ops=where(wide, 2.0, 1.0) * size["cols"],  # the exponentials of a wide row are taken again for the result
+            threads=where(wide, WIDE_THREADS, gpu.warp_size),
+            rereads=where(wide, 2.0, 0.0),
             reduces=True,
         )
         return streaming_tasks(stream, gpu, protocol)

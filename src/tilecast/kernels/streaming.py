@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from tilecast.dtypes import dtype as number_format
 from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, TaskSet, constants
+from tilecast.execution.analytic import launch_seconds
+from tilecast.execution.arithmetic import ceil, clip, maximum, minimum
 from tilecast.execution.cache import hit_fraction, least_from_dram
 from tilecast.execution.fitted import load
-from tilecast.execution.tasks import Floats
+from tilecast.execution.tasks import Numbers
 from tilecast.hardware import GpuSpec
 
 SLICE = 1024  # elements of a flat tensor that one block takes
@@ -42,19 +42,19 @@ def streaming_constants() -> StreamingConstants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """What one block (a row, or a slice of a flat tensor) asks for. Arrays (L, 1)."""
+    """What one block (a row, or a slice of a flat tensor) asks for. Columns (L, 1), or plain numbers."""
 
-    blocks: Floats
-    read_bytes: Floats | float  # per block
-    written_bytes: Floats | float  # per block
-    flop: Floats | float  # per block
-    special_ops: Floats | float = 0.0  # per block
-    threads: Floats | float = BLOCK_THREADS  # per block
-    shared_bytes: Floats | float = 0.0  # per launch: weights and tables that all blocks read
-    rereads: Floats | float = 0.0  # times a block reads its input again
+    blocks: Numbers
+    read_bytes: Numbers  # per block
+    written_bytes: Numbers  # per block
+    flop: Numbers  # per block
+    special_ops: Numbers = 0.0  # per block
+    threads: Numbers = BLOCK_THREADS  # per block
+    shared_bytes: Numbers = 0.0  # per launch: weights and tables that all blocks read
+    rereads: Numbers = 0.0  # times a block reads its input again
     reduces: bool = False  # a block waits for its whole row before it writes
-    access_bytes: Floats | float = VECTOR_BYTES  # of one load or store: an element where a kernel takes them one by one
-    launches: Floats | float = 1.0  # kernels one call launches
+    access_bytes: Numbers = VECTOR_BYTES  # of one load or store: an element where a kernel takes them one by one
+    launches: Numbers = 1.0  # kernels one call launches
     host_calls: int = 1  # dispatches of one eager call
 
 
@@ -76,53 +76,49 @@ def operation(name: str, allowed: dict[str, Any], parameter: str = "op") -> Any:
     return allowed[name]
 
 
-def slices(numel: Floats) -> Floats:
+def slices(numel: Numbers) -> Numbers:
     """Blocks of a flat tensor; a fraction of a block is a fraction of its work."""
-    return np.asarray(numel / SLICE)
+    return numel / SLICE
 
 
 def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: StreamingConstants | None = None) -> TaskSet:
     """One task per block; time is bytes at DRAM or L2 speed, unless they are few or costly to compute."""
     using, machine = using or streaming_constants(), constants()
-    per_block = np.asarray(stream.read_bytes + stream.written_bytes)
-    least = np.asarray(stream.blocks * per_block + stream.shared_bytes)
-    read_again = np.asarray(stream.rereads * stream.read_bytes)
+    per_block = stream.read_bytes + stream.written_bytes
+    least = stream.blocks * per_block + stream.shared_bytes
+    read_again = stream.rereads * stream.read_bytes
     missed = stream.blocks * read_again * (1.0 - _found_again(stream, per_block, gpu))
     from_dram = least if protocol.cache == "cold" else least * (1.0 - hit_fraction(least, gpu))
     # Issue slots bind where accesses are small: such bytes weigh more on the way from and to L2.
-    weight = np.maximum(
-        1.0, using.vector_bytes_per_clock_per_sm / (using.scalar_accesses_per_clock_per_sm * np.asarray(stream.access_bytes))
-    )
-    launch_s = machine.launch_cycles / gpu.boost_clock_hz + machine.launch_s
-    start_s = using.start_s - launch_s - machine.drain_s + (using.row_s if stream.reduces else 0.0)
-    further_s = using.start_s * (np.asarray(stream.launches) - 1.0)
-    host_s = machine.host_event_s * (stream.host_calls - 1.0 + np.asarray(stream.launches) - 1.0) if protocol.timer == "event" else 0.0
+    weight = maximum(1.0, using.vector_bytes_per_clock_per_sm / (using.scalar_accesses_per_clock_per_sm * stream.access_bytes))
+    start_s = using.start_s - launch_seconds(gpu, machine) - machine.drain_s + (using.row_s if stream.reduces else 0.0)
+    further_s = using.start_s * (stream.launches - 1.0)
+    host_s = machine.host_event_s * (stream.host_calls - 1.0 + stream.launches - 1.0) if protocol.timer == "event" else 0.0
     least_blocks = 0.0 if stream.reduces else 1.0  # blocks finish together, but no row is faster than one SM; row_s says it for reductions
     return TaskSet(
         matrix_dtype="fp32",
-        num_tasks=np.ceil(stream.blocks),
-        least_flop=np.zeros_like(least),
+        num_tasks=ceil(stream.blocks),
+        least_flop=0.0 * least,
         least_bytes=least_from_dram(least, gpu, protocol.cache),
         vector_flop=stream.flop,
         special_ops=stream.special_ops,
         l2_bytes=(per_block + read_again) * weight,
         dram_bytes=from_dram + missed,
-        busiest_tasks=np.maximum(stream.blocks / gpu.num_sms, least_blocks),
-        rounds=np.zeros_like(least),
+        busiest_tasks=maximum(stream.blocks / gpu.num_sms, least_blocks),
+        rounds=0.0,
         resident=resident_blocks(stream.threads, gpu),
         dram_fraction=using.dram_fraction,
         l2_bytes_per_clock_per_sm=using.vector_bytes_per_clock_per_sm,
-        fixed_s=np.asarray(start_s + further_s + host_s),
+        fixed_s=start_s + further_s + host_s,
     )
 
 
-def resident_blocks(threads: Floats | float, gpu: GpuSpec) -> Floats:
+def resident_blocks(threads: Numbers, gpu: GpuSpec) -> Any:
     """Blocks of `threads` that one SM holds at once."""
     slots = (gpu.max_warps_per_sm or 64) * gpu.warp_size
-    return np.asarray(np.clip(slots / np.asarray(threads, dtype=np.float64), 1.0, gpu.max_blocks_per_sm or 32))
+    return clip(slots / threads, 1.0, gpu.max_blocks_per_sm or 32)
 
 
-def _found_again(stream: Stream, per_block: Floats, gpu: GpuSpec) -> Floats:
+def _found_again(stream: Stream, per_block: Numbers, gpu: GpuSpec) -> Any:
     """Share of second reads that the cache still answers: between two reads, all resident rows have been read and written."""
-    alive = np.minimum(stream.blocks, gpu.num_sms * resident_blocks(stream.threads, gpu))
-    return hit_fraction(np.asarray(alive * per_block), gpu)
+    return hit_fraction(minimum(stream.blocks, gpu.num_sms * resident_blocks(stream.threads, gpu)) * per_block, gpu)

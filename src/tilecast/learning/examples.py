@@ -13,7 +13,7 @@ from tilecast.datasets.schema import SHAPES
 from tilecast.datasets.splits import _uniform
 from tilecast.errors import InvalidInput, MissingData, SpecError
 from tilecast.execution import Protocol
-from tilecast.kernels.base import execution_of
+from tilecast.kernels.base import priced
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.features import Launches, launches
 
@@ -67,7 +67,7 @@ def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int 
         gpu, protocol = hardware.gpu(first["gpu"]), Protocol(first["timer"], first["cache"] or "warm")
         try:
             built = record(dtype=first["dtype"], **arguments)
-            analysis = execution_of(built, gpu, protocol)
+            analysis = priced(built, gpu, protocol)
         except (InvalidInput, SpecError):
             continue
         measured = part.with_columns(pl.Series("_analytic", np.broadcast_to(analysis.analytic_s, part.height)))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilecast.execution import Analysis
+from tilecast.execution import Priced
 from tilecast.execution.analytic import PIPELINES
 from tilecast.execution.cache import cache_bytes
 from tilecast.hardware import GpuSpec
@@ -69,34 +69,28 @@ GROUP_OF = np.array([GROUPS.index(name) for name in ("compute", "compute", "comp
 STEPS = np.array(ALIGNMENTS, dtype=np.float64)[:, None]
 
 
-def launches(kernel: Any, gpu: GpuSpec, analysis: Analysis, engine: str) -> Launches:
-    time_s, placement = analysis.analytic_s, analysis.placement
-    parts_s = np.zeros((len(PARTS), len(time_s)))
-    for row, name in enumerate(PIPELINES):
-        if name in analysis.busy_s:
-            parts_s[row] = analysis.busy_s[name]
-    parts_s[-2], parts_s[-1] = analysis.launch_s, analysis.bound_s
-    logs = np.empty((len(PARTS) + 3, len(time_s)))
-    np.divide(parts_s, time_s, out=logs[: len(PARTS)])
-    logs[-3], logs[-2], logs[-1] = placement.waves, time_s / analysis.launch_s, analysis.dram_bytes / cache_bytes(gpu)
-    np.log(np.maximum(logs, SMALLEST_SHARE), out=logs)
-    sizes = _sizes(kernel, len(time_s))
-
-    shares, pairs = len(PARTS) + 1, len(sizes)
+def launches(kernel: Any, gpu: GpuSpec, priced: Priced, engine: str) -> Launches:
+    time_s, busy = priced.analytic_s, priced.busy_s
+    parts_s = [*(busy.get(name, 0.0) for name in PIPELINES), priced.launch_s, priced.bound_s]
+    traffic = priced.dram_bytes / cache_bytes(gpu)
+    ratios = np.array([*(part_s / time_s for part_s in parts_s), priced.waves, time_s / priced.launch_s, traffic])
+    logs = np.log(np.maximum(ratios, SMALLEST_SHARE))
+    num_launches = logs[0].size
+    sizes = _sizes(kernel, num_launches)
     log2_sizes = np.log2(np.maximum(sizes, 1.0))
     related = relations(kernel.family, SIZES[kernel.family], sizes, log2_sizes, gpu)
-    aligned = shares + 4 + pairs
-    numbers = np.empty((aligned + 3 * len(ALIGNMENTS) + len(related), len(time_s)), np.float32)
-    numbers[:shares], numbers[shares + 2 : shares + 4] = logs[:shares], logs[shares:]
-    numbers[shares], numbers[shares + 1] = placement.tail_fraction, analysis.clock_hz / gpu.boost_clock_hz
-    numbers[shares + 4 : aligned] = log2_sizes
-    numbers[aligned : -len(related)] = (sizes[:3, None, :] % STEPS == 0).reshape(-1, len(time_s))
+    aligned = 13 + len(sizes)
+    numbers = np.empty((aligned + 3 * len(ALIGNMENTS) + len(related), num_launches), np.float32)
+    by_rows = numbers if logs.ndim == 2 else numbers[:, 0]
+    by_rows[:9], by_rows[11:13] = logs[:9], logs[9:]
+    by_rows[9], by_rows[10] = priced.tail_fraction, priced.clock_hz / gpu.boost_clock_hz
+    numbers[13:aligned] = log2_sizes
+    numbers[aligned : -len(related)] = (sizes[:3, None, :] % STEPS == 0).reshape(-1, num_launches)
     numbers[-len(related) :] = related
     names = {name: str(getattr(kernel, name)) for name in _names_of(kernel.__class__)}
     # Timer and cache state are in the analytic time. As names they would stand for the lab: each lab has its own way of timing.
     names["engine"] = engine
-    group = GROUP_OF.take(parts_s.take(GROUPED, axis=0).argmax(axis=0))
-    return Launches(numbers.T, names, group)
+    return Launches(numbers.T, names, GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0)).reshape(-1))
 
 
 @cache

@@ -18,6 +18,7 @@ UNSEEN_COVERAGE = 0.85  # a GPU's level is one draw for all its rows: with a doz
 SMALLEST_ERROR = 0.003  # log: below it an error's size is chance
 EXTRAPOLATED = 1.5  # times the interval of a shape inside the range
 NUM_TREES, DEPTH, RATE, BINS = 60, 5, 0.1, 64
+ROWS_PER_TREE = 50  # few held-out rows tell little but one width for all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +52,7 @@ def _spread(correction: Correction, found: Residuals, *, with_gpu: bool) -> Tree
     rows = found.rows.where(_first_half(found.rows))
     size = np.log(np.maximum(np.abs(found.log_error[_first_half(found.rows)]), SMALLEST_ERROR))
     columns = _spread_columns(correction, rows, with_gpu)
-    return boost(columns, size, None, NUM_TREES, DEPTH, RATE, BINS, loss="RMSE")
+    return boost(columns, size, None, min(NUM_TREES, 1 + len(size) // ROWS_PER_TREE), DEPTH, RATE, BINS, loss="RMSE")
 
 
 def _quantile(correction: Correction, trees: Trees, found: Residuals, coverage: float) -> float:

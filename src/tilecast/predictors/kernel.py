@@ -13,7 +13,7 @@ from tilecast import hardware, units
 from tilecast.execution import Analysis, Once, Protocol
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import execution_of
+from tilecast.kernels.base import priced
 from tilecast.learning.correction import load
 from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
@@ -32,8 +32,13 @@ class KernelPrediction:
     median_s: Floats
     low_s: Floats
     high_s: Floats
-    analysis: Analysis
+    analysed: Once
     basis: np.ndarray
+
+    @property
+    def analysis(self) -> Analysis:
+        """How the analytic time comes about."""
+        return self.analysed()
 
     @property
     def bound_s(self) -> Floats:
@@ -84,7 +89,7 @@ def predict_kernel(
         median_s=joined.median_s,
         low_s=joined.low_s,
         high_s=joined.high_s,
-        analysis=joined.analysis,
+        analysed=joined.analysed,
         basis=joined.basis,
     )
 
@@ -93,7 +98,7 @@ def predict_kernel(
 class _Part:
     """One block of launches, predicted."""
 
-    analysis: Analysis
+    analysed: Once
     median_s: Floats
     low_s: Floats
     high_s: Floats
@@ -101,19 +106,20 @@ class _Part:
 
 
 def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool) -> _Part:
-    analysis = execution_of(kernel, gpu, protocol)
+    found = priced(kernel, gpu, protocol)
     correction = load(kernel.family) if learned and kernel.family in SIZES else None
-    found = launches(kernel, gpu, analysis, engine) if correction is not None else None
-    if correction is None or found is None or not correction.applies_to(found):
+    asked = launches(kernel, gpu, found, engine) if correction is not None else None
+    median_s = np.atleast_1d(found.analytic_s)
+    if correction is None or asked is None or not correction.applies_to(asked):
         width: Floats | float = interval_width(kernel.family)
-        median_s, basis = analysis.analytic_s, np.full(len(analysis.analytic_s), "analytic")
+        basis = np.full(len(median_s), "analytic")
     else:
-        asked = Launches(found.numbers, asked_names(kernel, gpu, found.names), found.group)
+        asked = Launches(asked.numbers, asked_names(kernel, gpu, asked.names), asked.group)
         corrected = correction.correct(correction.named(asked, gpu) if kernel.identity is None else asked, gpu)
-        median_s = np.maximum(analysis.analytic_s * np.exp(corrected.log_ratio), analysis.bound_s)
+        median_s = np.maximum(median_s * np.exp(corrected.log_ratio), found.bound_s)
         width, basis = corrected.width, corrected.basis
     factor = np.exp(width)
-    return _Part(analysis, median_s, np.maximum(median_s / factor, analysis.bound_s), median_s * factor, basis)
+    return _Part(found.analysis, median_s, np.maximum(median_s / factor, found.bound_s), median_s * factor, basis)
 
 
 @cache
