@@ -133,6 +133,15 @@ def test_trust_of_a_damaged_artifact_says_what_to_do(tilecast: Tilecast, shipped
     assert "run 'tilecast fit'" in refused(tilecast("trust", "gemm", "--gpu", "l40s"), 3)
 
 
+@pytest.mark.filterwarnings("default")
+def test_a_damaged_artifact_leaves_predictions_to_physics_with_one_sentence(tilecast: Tilecast, shipped: Path) -> None:
+    artifact(shipped, SCORES)
+    (shipped / "gemm.json").unlink()
+    result = tilecast("kernel", "gemm", "--gpu", "l40s", "--m", "64", "--n", "64", "--k", "64", "--json")
+    assert (result.code, result.json["basis"]) == (0, "analytic")
+    assert result.err.count("\n") == 1 and "rest on physics alone" in result.err
+
+
 # ---- fit -----------------------------------------------------------------------------------------------------------
 
 

@@ -311,8 +311,14 @@ def test_damaged_weights_are_refused(artifact: Path) -> None:
     assert "hash" in sentence(artifact)
     artifact.write_bytes(content[:-5])
     assert "damaged" in sentence(artifact)
-    with pytest.raises(MissingData):
-        predict_kernel(Gemm(m=64, n=64, k=64), "l40s")
+
+
+def test_a_prediction_without_readable_weights_is_physics_alone_and_says_so(artifact: Path) -> None:
+    artifact.write_bytes(artifact.read_bytes()[:-5])
+    with pytest.warns(UserWarning, match=r"damaged.*rest on physics alone \(basis analytic\)"):
+        found = predict_kernel(Gemm(m=64, n=64, k=64), "l40s")
+    assert found.basis.tolist() == ["analytic"]
+    assert found.median_s.tolist() == found.analytic_s.tolist()
 
 
 def test_a_family_without_a_file_has_no_correction(artifact: Path) -> None:
@@ -336,7 +342,7 @@ def test_a_prediction_is_the_analytic_time_corrected(artifact: Path) -> None:
 
 
 def test_a_correction_never_takes_a_prediction_below_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilecast.predictors.kernel.load", lambda _: by_hand(level=np.full((2, 3), -2.5, np.float32)))
+    monkeypatch.setattr("tilecast.predictors.kernel.usable", lambda _: by_hand(level=np.full((2, 3), -2.5, np.float32)))
     found = predict_kernel(Gemm(m=8192, n=8192, k=8192), "l40s")
     assert found.median_s.tolist() == found.low_s.tolist() == found.bound_s.tolist()
 
@@ -350,7 +356,7 @@ def test_a_dtype_the_artifact_has_not_seen_is_physics_alone(dtype: str, artifact
 
 
 def test_a_family_without_artifact_is_physics_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tilecast.predictors.kernel.load", lambda _: None)
+    monkeypatch.setattr("tilecast.predictors.kernel.usable", lambda _: None)
     for kernel in (Gemm(m=64, n=64, k=64), RmsNorm(rows=64, cols=4096)):
         found = predict_kernel(kernel, "l40s")
         assert found.basis.tolist() == ["analytic"]
@@ -361,6 +367,6 @@ def test_a_family_that_cannot_be_learned_is_never_looked_up(monkeypatch: pytest.
     def asked(family: str) -> None:
         raise AssertionError(family)
 
-    monkeypatch.setattr("tilecast.predictors.kernel.load", asked)
+    monkeypatch.setattr("tilecast.predictors.kernel.usable", asked)
     assert predict_kernel(RmsNorm(rows=64, cols=4096), "l40s").basis.tolist() == ["analytic"]
     assert predict_kernel(Gemm(m=64, n=64, k=64), "l40s", learned=False).basis.tolist() == ["analytic"]

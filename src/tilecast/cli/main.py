@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from importlib import import_module
 
 import click
@@ -54,6 +55,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit code of one command line; whatever goes wrong is one sentence on stderr."""
+    warnings.showwarning = _warn
     try:
         result = cli.main(arguments, prog_name="tilecast", standalone_mode=False)
         if sys.stdout is not None:  # a caller may have closed it
@@ -74,6 +76,11 @@ def run(arguments: list[str]) -> int:
     except OSError as problem:  # no space behind stdout, for one
         _discard_output()
         return _fail(f"cannot write the output: {problem.strerror or problem}", 1)
+
+
+def _warn(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning as one sentence on stderr, without the line of code that gave it."""
+    print(f"tilecast: {message}", file=sys.stderr)
 
 
 def _discard_output() -> None:

@@ -9,6 +9,7 @@ what it was trained on, from which the basis of a prediction follows without any
 
 import json
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -212,6 +213,15 @@ def load(family: str) -> Correction | None:
     """The shipped correction of a family; None where there is none. A damaged one raises MissingData."""
     path = FOLDER / f"{family}.safetensors"
     return read(path) if path.is_file() else None
+
+
+def usable(family: str) -> Correction | None:
+    """The shipped correction; None, with a warning, where it cannot be read: predictions then rest on physics alone."""
+    try:
+        return load(family)
+    except MissingData as problem:
+        warnings.warn(f"{problem}; until then predictions of {family} rest on physics alone (basis analytic)", stacklevel=2)
+        return None
 
 
 def read(path: Path) -> Correction:

@@ -14,7 +14,7 @@ from tilecast.execution import Analysis, Once, Protocol
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
-from tilecast.learning.correction import load
+from tilecast.learning.correction import usable
 from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
 
@@ -107,7 +107,7 @@ class _Part:
 
 def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool) -> _Part:
     found = priced(kernel, gpu, protocol)
-    correction = load(kernel.family) if learned and kernel.family in SIZES else None
+    correction = usable(kernel.family) if learned and kernel.family in SIZES else None
     asked = launches(kernel, gpu, found, engine) if correction is not None else None
     median_s = np.atleast_1d(found.analytic_s)
     if correction is None or asked is None or not correction.applies_to(asked):
