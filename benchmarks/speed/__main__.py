@@ -1,10 +1,12 @@
 """`python -m benchmarks.speed [NAME...]`: how fast it is, as ratios to something everybody has, measured in one run on one machine.
 
 Writes benchmarks/results/speed.json and speed.md. A ratio travels between machines; the seconds beside it do not.
+AIConfigurator's query stands beside one warm call where `$AICONFIGURATOR_PYTHON` names a Python that has it: aiconfigurator_query.py.
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import tilecast
 from tilecast.errors import TilecastError
@@ -98,7 +101,7 @@ def kernels() -> list[Speed]:
     gemm = kernel("gemm")(m=draw.integers(1, 8192, many), n=draw.integers(512, 16384, many), k=draw.integers(512, 16384, many))
     one = kernel("gemm")(m=512, n=4096, k=4096)
     ragged_lens = [draw.integers(16, 4096, 32).tolist() for _ in range(2000)]
-    heads = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    heads: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
     ragged = kernel("attention_prefill")(q_lens=ragged_lens, kv_lens=ragged_lens, **heads)
     long = kernel("attention_prefill")(batch=1, q_len=1_000_000, kv_len=1_000_000, **heads)
 
@@ -133,11 +136,65 @@ def kernels() -> list[Speed]:
             f"{1 / ragged_s / 1e3:.1f} k per core-second (at least 20 k)",
         ),
         Speed("prefill of 1 M tokens", seconds(long), "PipeWeave at 128 k tokens (recorded)", 9.0, None),
-        Speed("one warm GEMM call, corrected", seconds(one, 200, learned=True), recorded, 3e-6, None),
+        *warm_calls(),
     ]
 
 
-BENCHMARKS: dict[str, Callable[[], list[Speed]]] = {"start-up": start_up, "kernels": kernels, "ingest": ingest}
+def warm_calls() -> list[Speed]:
+    """One call for one launch of sizes never asked before, the quickest of many; beside AIConfigurator's look-up where it is installed."""
+    import numpy as np
+
+    from tilecast.kernels.registry import kernel
+    from tilecast.predictors import predict_kernel
+
+    draw = np.random.default_rng(1)
+    heads: dict[str, Any] = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128}
+    experts: dict[str, Any] = {"hidden_size": 4096, "inter_size": 1536, "num_experts": 128, "topk": 8}
+    families: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
+        "gemm": ({}, {"m": 8192, "n": 16384, "k": 16384}),
+        "attention_prefill": (heads, {"batch": 16, "q_len": 4096}),
+        "attention_decode": (heads, {"batch": 256, "kv_len": 16384}),
+        "moe": (experts, {"num_tokens": 8192}),
+        "rms_norm": ({"residual": True}, {"rows": 8192, "cols": 8192}),
+        "all_reduce": ({"num_gpus": 8}, {"bytes": 10**8}),
+    }
+    query_s = _aiconfigurator_query_s()
+    speeds = []
+    for family, (shared, ranges) in families.items():
+        times = []
+        for _ in range(300):
+            launch = kernel(family)(**shared, **{name: int(draw.integers(1, highest)) for name, highest in ranges.items()})
+            started = time.process_time()
+            predict_kernel(launch, "h100-sxm")
+            times.append(time.process_time() - started)
+        note = f"median {statistics.median(times) * 1e6:.0f} us{', at most 150 us' if family == 'gemm' else ''}"
+        beside = ("AIConfigurator's GEMM query", query_s) if query_s and family == "gemm" else ("one second", 1.0)
+        speeds.append(Speed(f"one warm {family} call", min(times), *beside, None, note))
+    return speeds
+
+
+def _aiconfigurator_query_s() -> float | None:
+    python = os.environ.get("AICONFIGURATOR_PYTHON")
+    if not python:
+        return None
+    script = Path(__file__).with_name("aiconfigurator_query.py")
+    return float(subprocess.run([python, str(script)], check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def models() -> list[Speed]:
+    """A warm prediction of a 70B model with 1,000 decode steps, of a batch never asked before; at most 20 ms."""
+    from tilecast.engines.predict import predict
+
+    times = []
+    for batch in range(1, 41):
+        started = time.process_time()
+        predict("meta-llama/Llama-3.1-70B", gpu="h100-sxm", tp=4, batch=batch, isl=1000 + batch, osl=1001)
+        times.append(time.process_time() - started)
+    rate = f"{1 / statistics.median(times):.0f} per core-second"
+    return [Speed("predict of a 70B model, warm", statistics.median(times), "20 ms", 0.02, 1.0, rate)]
+
+
+BENCHMARKS: dict[str, Callable[[], list[Speed]]] = {"start-up": start_up, "kernels": kernels, "models": models, "ingest": ingest}
 
 
 def table(speeds: list[Speed]) -> str:

@@ -85,4 +85,4 @@ def test_questions_on_known_columns_may_be_answered_beforehand() -> None:
     assert folded.question.shape[0] <= 48 and folded.feature.max() < 4
     np.testing.assert_allclose(folded.predict(open_columns), whole, rtol=1e-12)
     for row in (0, 7, BLOCK):
-        np.testing.assert_allclose(folded.predict(open_columns[row : row + 1]), whole[row], rtol=1e-12)
+        np.testing.assert_allclose(folded.predict(open_columns[row]), whole[row], rtol=1e-12)

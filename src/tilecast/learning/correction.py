@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.errors import MissingData
+from tilecast.execution.arithmetic import clip, exp, maximum, minimum, where
 from tilecast.hardware import GpuSpec
 from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
@@ -58,7 +59,7 @@ class Correction:
     local: Grove  # by `forest_key`: what is special to a GPU, engine and number format
     carry: float  # how much of the shared trees holds on GPUs nobody measured, by leaving architectures out
     spread: Grove  # log of the error to expect: "seen" on GPUs with data, "unseen" on others
-    quantile: NDArray[np.float32]  # (bases,): in units of that error, half the 80 % interval of log(measured / median)
+    quantile: NDArray[np.float64]  # (bases,): in units of that error, half the 80 % interval of log(measured / median)
     manifest: Mapping[str, Any]
     digest: str
 
@@ -69,17 +70,18 @@ class Correction:
     def correct(self, launches: Launches, gpu: GpuSpec, level: NDArray[np.float64] | None = None) -> "Corrected":
         """log(median / analytic), half the interval in log, and the basis, per launch. `level` (a profile's) replaces the GPU's own."""
         speaker = _speaker(self, gpu, tuple(launches.names.items()))
-        beyond = self._beyond(launches.numbers)
-        outside = beyond > RANGE_SLACK
-        log_ratio = speaker.carry * speaker.forest.predict(launches.numbers)
-        if outside.any():
-            log_ratio *= np.exp(-((np.maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
-        log_ratio += (speaker.level if level is None else level).take(launches.group)
-        bases = outside.astype(np.int64) if speaker.basis == 0 else np.full(len(beyond), speaker.basis)
-        expected = np.exp(speaker.spread.predict(launches.numbers))
-        width = np.minimum(np.maximum(self.quantile.take(bases) * expected, NARROWEST), WIDEST) * (1.0 + np.minimum(beyond, 2.0))
-        log_ratio = np.minimum(np.maximum(log_ratio, -LARGEST_CORRECTION), LARGEST_CORRECTION)
-        return Corrected(log_ratio, width, BASIS_NAMES.take(bases))
+        is_lone = len(launches.numbers) == 1  # then plain numbers do, at a fraction of the cost
+        numbers, group = (launches.numbers[0], launches.group.item()) if is_lone else (launches.numbers, launches.group)
+        beyond = self._beyond(numbers)
+        fade = exp(-((maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
+        log_ratio = fade * (speaker.carry * speaker.forest.predict(numbers)) + (speaker.level if level is None else level)[group]
+        log_ratio = clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
+        basis = where(beyond > RANGE_SLACK, 1, 0) if speaker.basis == 0 else speaker.basis
+        expected = self.quantile[basis] * exp(speaker.spread.predict(numbers))
+        width = clip(expected, NARROWEST, WIDEST) * (1.0 + minimum(beyond, 2.0))
+        if is_lone:
+            return Corrected(np.array([log_ratio]), np.array([width]), BASIS_NAMES[basis : basis + 1])
+        return Corrected(log_ratio, width, np.broadcast_to(BASIS_NAMES[basis], len(numbers)))
 
     def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
         """The GPU itself where this kernel was measured on it, else the one with the same die whose rates are nearest."""
@@ -109,13 +111,12 @@ class Correction:
         """One for each known name that is among `names`, else zero."""
         return np.array([names.get(name, "") == value for name, values in self.vocabulary.items() for value in values], np.float32)
 
-    def _beyond(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
+    def _beyond(self, numbers: NDArray[np.float32]) -> Any:
         """How far outside the training range the worst feature lies, in ranges."""
         low, high, span = _ranges(self)
         outside = np.maximum(low - numbers, numbers - high)
         outside /= span
-        beyond: NDArray[np.float64] = np.maximum(outside.max(axis=1), 0.0, dtype=np.float64)
-        return beyond
+        return maximum(np.float64(outside.max(axis=-1)), 0.0)
 
 
 @lru_cache(maxsize=64)

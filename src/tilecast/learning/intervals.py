@@ -45,7 +45,7 @@ def with_intervals(correction: Correction, residuals: dict[str, Residuals]) -> C
     table[-1] = max(table[-2:])  # a new generation is never surer than a new GPU of a known one
     unseen = spread.get("unseen", spread.get("seen", empty()))
     packed = grove({"seen": spread.get("seen", unseen), "unseen": unseen})
-    return replace(correction, spread=packed, quantile=np.array(table, np.float32))
+    return replace(correction, spread=packed, quantile=np.array(table))
 
 
 def _spread(correction: Correction, found: Residuals, *, with_gpu: bool) -> Trees:

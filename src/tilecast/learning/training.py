@@ -165,7 +165,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
         local=grove(local),
         carry=1.0,
         spread=grove({}),
-        quantile=np.full(len(BASES), 0.3, np.float32),
+        quantile=np.full(len(BASES), 0.3),
         manifest={},
         digest="",
     )

@@ -6,6 +6,7 @@ Names and GPUs are columns too, the same for all launches of a call: a `Forest` 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,7 @@ class Trees:
 
     def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """The sum of every tree's leaf, for each row."""
-        return forest([self], numbers.shape[1], np.zeros(0, np.float32)).predict(numbers)
+        return np.asarray(forest([self], numbers.shape[1], np.zeros(0, np.float32)).predict(numbers))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,12 +41,12 @@ class Forest:
     leaf: NDArray[np.float32]
     constant: float  # what trees add that have no question left
 
-    def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The sum of every tree's leaf, for each row."""
-        if len(numbers) == 1:
-            answers = numbers[0].take(self.feature) > self.threshold
+    def predict(self, numbers: NDArray[np.float32]) -> Any:
+        """The sum of every tree's leaf, for each row of (R, F), or for a single row (F,)."""
+        if numbers.ndim == 1:
+            answers = numbers.take(self.feature) > self.threshold
             leaf_of = np.packbits(answers.take(self.question), bitorder="little")
-            return np.array([self.leaf.take(leaf_of + self.first).sum(dtype=np.float64) + self.constant])
+            return self.leaf.take(leaf_of + self.first).sum(dtype=np.float64) + self.constant
         total = np.full(len(numbers), self.constant)
         for start in range(0, len(numbers), BLOCK):
             columns = np.ascontiguousarray(numbers[start : start + BLOCK].T)  # a question reads one feature of many rows
