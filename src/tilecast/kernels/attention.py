@@ -7,70 +7,40 @@ A graph of an engine replays the whole attention operator, so with the timer `gr
 inside; the other timers mean the attention kernel alone.
 """
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tilecast.dtypes import DTYPES, quantisation
-from tilecast.errors import InvalidInput, UnknownName
+from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import matrix_rate
 from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
-from tilecast.execution.fitted import load
 from tilecast.execution.schedule import chunk_that_fits, floor_sum, least_makespan
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
+from tilecast.kernels.attention_loops import (
+    BULK_COPY_BYTES_PER_CLOCK,
+    LOOPS,
+    AttentionConstants,
+    Loop,
+    Setting,
+    attention_constants,
+    mma_style,
+    newest_sglang,
+    resolved,
+)
 from tilecast.kernels.base import sizes
+from tilecast.kernels.requests import Requests, checked_lengths, ragged, uniform
 
-IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm", "triton", "unfused")
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
 LEAST_CHUNK = 128  # keys; no library splits finer
-LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
-WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
 SIMT_FLOP = 7.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
-BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
 EDGE_BYTES_PER_CLOCK = 16.0  # queries into and results out of an SM at the edges of a task, when nothing else keeps its port busy
 CYCLIC = 1.25  # a cache read over and over from its start behaves like an L2 smaller by this factor: lines leave before they return
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionConstants:
-    """constants/attention.toml says what each one is."""
-
-    sync_exposed: float
-    wgmma_exposed: float
-    tcgen05_exposed: float
-    plain_loop: float
-    task_clocks: float
-    helper_clocks: float
-    stream_fraction: float
-    thread_copy_bytes_per_clock: float
-
-
-@cache
-def attention_constants() -> AttentionConstants:
-    return load(AttentionConstants, "attention")
-
-
 # ---- what is asked -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """Query and key lengths (L, R); `count` says how many requests of a launch each entry stands for, 0 for padding."""
-
-    q: Floats
-    kv: Floats
-    count: Floats
-
-    def total(self, values: Floats) -> Floats:
-        """Summed over the requests of each launch: (L, 1)."""
-        return np.asarray(np.sum(self.count * values, axis=-1, keepdims=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,81 +63,6 @@ class Shape:
     rate_gain: Floats  # matrix rate of this launch over that of `compute`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
-    """How one kernel walks: its tiles (L, 1), what it packs and splits, and what its schedule leaves exposed."""
-
-    tile_q: Floats
-    tile_kv: Floats
-    packs: Any  # query heads that share a KV head fill one tile
-    exposed: float  # share of the softmax that the tensor cores wait for
-    copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
-    widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
-    trims_window: bool = True  # skips the keys before a window instead of masking them
-    resident: Floats | int = 1  # tasks an SM holds
-    most_splits: Floats | float = np.inf
-    num_combines: float = 1.0  # kernels that merge the parts of a split KV
-    matrix_factor: Floats | float = 1.0  # matrix time over that of an ideal loop
-    pads_to_powers: bool = False  # head dimensions, to powers of two instead of multiples of 16
-    widening_bytes: Floats | float = 0.0  # per cached element, where a narrow cache is first rewritten in 16 bits and read again
-    is_simt: Any = False  # vector units do the matrix work
-    num_helpers: Floats | float = 1.0
-    mostly_reads: bool = True  # a long cache against few queries: DRAM does not turn around between reads and writes
-    copies_queries: bool = False  # the operator rewrites the queries before it attends
-
-
-def uniform(batch: Any, q_len: Any, kv_len: Any, **others: Any) -> tuple[Requests, dict[str, Floats]]:
-    """Launches of `batch` equal requests each, and the other sizes as columns of the same length."""
-    size = sizes(batch=batch, q_len=q_len, kv_len=kv_len, **others)
-    return Requests(q=size["q_len"], kv=size["kv_len"], count=size["batch"]), size
-
-
-def ragged(q_lens: Any, kv_lens: Any) -> Requests:
-    """One launch (a list of lengths) or many (a list of lists); JSON text stands for a list."""
-    q, num_q = _padded("q_lens", q_lens)
-    kv, num_kv = _padded("kv_lens", kv_lens)
-    if num_q.shape != num_kv.shape or np.any(num_q != num_kv):
-        raise InvalidInput("q_lens and kv_lens must name the same requests: their lengths differ")
-    count = (np.arange(q.shape[1]) < num_q[:, None]).astype(np.float64)
-    return Requests(q=q, kv=kv, count=count)
-
-
-def _padded(name: str, given: Any) -> tuple[Floats, np.ndarray]:
-    """Lists of lengths as one array, ones where a launch has fewer requests than the longest, and how many each has."""
-    lists = _lists(name, given)
-    num = np.array([len(entry) for entry in lists], dtype=np.int64)
-    if not len(num) or num.min() < 1:
-        raise InvalidInput(f"{name} must hold at least one request")
-    given_sizes: dict[str, Any] = {name: np.asarray(list(chain.from_iterable(lists)))}
-    flat = sizes(**given_sizes)[name][:, 0]
-    padded = np.ones((len(num), int(num.max())))
-    padded[np.arange(padded.shape[1]) < num[:, None]] = flat
-    return padded, num
-
-
-def _lists(name: str, given: Any) -> Sequence[Sequence[int]]:
-    if isinstance(given, str):
-        given = _parsed(name, given)
-    if isinstance(given, np.ndarray) and given.dtype.kind in "iuf":
-        return given[None] if given.ndim == 1 else given  # type: ignore[return-value]
-    entries = list(given) if isinstance(given, Sequence | np.ndarray) else None
-    if not entries:
-        raise InvalidInput(f"{name} = {given!r} must be a list of lengths")
-    if all(isinstance(entry, str) for entry in entries):
-        return [_parsed(name, entry) for entry in entries]
-    return entries if isinstance(entries[0], Sequence | np.ndarray) else [entries]
-
-
-def _parsed(name: str, text: str) -> list[int]:
-    try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError:
-        parsed = None
-    if not isinstance(parsed, list):
-        raise InvalidInput(f"{name} = {text!r} must be a JSON list of lengths")
-    return parsed
-
-
 def _windows(raw: Any) -> Floats:
     """(L, 1); None, an empty cell or nan means no window."""
     values = np.atleast_1d(np.array([np.inf if value is None else value for value in np.atleast_1d(np.asarray(raw, dtype=object))]))
@@ -186,14 +81,6 @@ def cache_bytes_of(kv_dtype: Any, default: str) -> tuple[Floats, np.ndarray]:
     names = np.atleast_1d(np.asarray([default if name is None else name for name in np.atleast_1d(np.asarray(kv_dtype, dtype=object))]))
     table = {str(name): quantisation(str(name)).activation.bytes for name in np.unique(names)}
     return np.array([[table[str(name)]] for name in names]), names
-
-
-def checked_lengths(requests: Requests) -> None:
-    wrong = (requests.count > 0) & (requests.q > requests.kv)
-    if np.any(wrong):
-        row, request = (int(axis[0]) for axis in np.nonzero(wrong))
-        q, kv = requests.q[row, request], requests.kv[row, request]
-        raise InvalidInput(f"q_len = {q:.0f} is longer than kv_len = {kv:.0f}: kv_len counts the new tokens too")
 
 
 # ---- counting, in closed form ------------------------------------------------------------------------------------
@@ -365,69 +252,7 @@ def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: Attenti
     )
 
 
-# ---- which kernel ------------------------------------------------------------------------------------------------
-
-
-def mma_style(gpu: GpuSpec) -> str:
-    """How tensor instructions are issued: by each warp for itself, by warp groups, or by one thread into tensor memory."""
-    return {"sm_90": "wgmma", "sm_100": "tcgen05", "sm_103": "tcgen05"}.get(gpu.target, "sync")
-
-
-def newest_sglang(gpu: GpuSpec) -> str:
-    return {"wgmma": "fa3", "tcgen05": "trtllm"}.get(mma_style(gpu), "flashinfer_fa2")
-
-
-def resolved(identity: str | None, gpu: GpuSpec, known: Sequence[str] = IDENTITIES, default: str | None = None) -> str:
-    if identity is not None and identity not in known:
-        raise UnknownName.among("attention identity", identity, known)
-    return identity or default or newest_sglang(gpu)
-
-
-def by_dim(head_dim: Floats, *bounds: tuple[float, float], otherwise: float) -> Floats:
-    """The tile for the first bound that `head_dim` does not exceed."""
-    conditions, values = [head_dim <= bound for bound, _ in bounds], [np.full_like(head_dim, value) for _, value in bounds]
-    return np.select(conditions, values, otherwise)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a library looks at when it picks its kernel. Arrays (L, 1)."""
-
-    gpu: GpuSpec
-    using: AttentionConstants
-    decode: bool
-    style: str
-    dim: Floats
-    group: Floats  # query heads of a KV head
-    mean_packed: Floats  # rows of a request when its group is packed, on average
-    one_query: Any  # per request: libraries send such a prefill to their decode kernel
-    has_cache: Floats  # 0 for encoders, which attend without one
-    is_narrow: Any  # a cache of less than 16 bits
-    is_quantised: Any  # ... and 16-bit queries: a kernel of its own narrows what is new
-    has_window: Any
-
-    @property
-    def legacy(self) -> float:
-        """Matrix time of mma.sync over that of the GPU's own instructions."""
-        return 1.0 / LEGACY_MMA.get(self.gpu.target, 1.0)
-
-    @property
-    def by_warps(self) -> dict[str, Any]:
-        """Threads copy keys and issue their own matrix instructions."""
-        return {
-            "exposed": self.using.sync_exposed,
-            "copy_bytes_per_clock": self.using.thread_copy_bytes_per_clock,
-            "widens": True,
-            "mostly_reads": self.decode,
-        }
-
-    @property
-    def native(self) -> dict[str, Any]:
-        """As the GPU's own instructions let a kernel do it."""
-        if self.style == "sync":
-            return self.by_warps
-        exposed = self.using.wgmma_exposed if self.style == "wgmma" else self.using.tcgen05_exposed
-        return {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK, "mostly_reads": self.decode}
+# ---- the records -------------------------------------------------------------------------------------------------
 
 
 def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants, *, decode: bool) -> Loop:
@@ -452,113 +277,6 @@ def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         has_window=np.isfinite(shape.window),
     )
     return LOOPS[identity](setting)
-
-
-def _flashinfer_fa2(of: Setting) -> Loop:
-    large = np.where(of.dim < 256, 128.0, 64.0)
-    return Loop(
-        tile_q=np.where(of.mean_packed > 64, large, np.where(of.mean_packed > 16, 64.0, 16.0)),
-        tile_kv=by_dim(of.dim, (128, 64), otherwise=32) * np.where(of.is_quantised, 2.0, 1.0),
-        packs=True,
-        resident=2,
-        matrix_factor=of.legacy,
-        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0),
-        **of.by_warps,
-    )
-
-
-def _fa2(of: Setting) -> Loop:
-    has_small_shared = (of.gpu.shared_bytes_per_sm or 0) < 150_000
-    prefill_q = by_dim(of.dim, (64, 128), (128, 64 if has_small_shared else 128), otherwise=64)
-    return Loop(
-        tile_q=np.where(of.one_query, 64.0, prefill_q),
-        tile_kv=np.where(of.one_query, by_dim(of.dim, (64, 256), (128, 128), otherwise=64), by_dim(of.dim, (64, 128), otherwise=64)),
-        packs=of.one_query & ~of.has_window,
-        resident=np.where(of.one_query & has_small_shared, 1.0, 2.0),
-        most_splits=np.where(of.one_query, np.inf, 1.0),
-        matrix_factor=of.legacy,
-        num_helpers=2.0 * of.has_cache,
-        **of.by_warps,
-    )
-
-
-def _fa3(of: Setting) -> Loop:
-    return Loop(
-        tile_q=by_dim(of.dim, (64, 192), otherwise=128),
-        tile_kv=by_dim(of.dim, (128, 128), (192, 112), (256, 80), otherwise=64),
-        packs=True,
-        num_helpers=(2.0 + np.where(of.is_quantised, 1.0, 0.0)) * of.has_cache,
-        **of.native,
-    )
-
-
-def _trtllm(of: Setting) -> Loop:
-    """Its generated kernels on data-centre Blackwell; elsewhere FMHA for prefill and XQA for decode."""
-    return _trtllm_prefill(of) if not of.decode and of.style != "tcgen05" else _trtllm_decode_or_blackwell(of)
-
-
-def _trtllm_prefill(of: Setting) -> Loop:
-    """64 queries per tile; on Hopper each of two warp groups has its own, with long key tiles."""
-    is_old = of.style == "sync"
-    return Loop(
-        tile_q=np.full_like(of.dim, 64.0),
-        tile_kv=np.full_like(of.dim, 32.0) if is_old else by_dim(of.dim, (64, 256), (128, 128), otherwise=64),
-        packs=False,
-        resident=2,
-        most_splits=1.0,
-        matrix_factor=of.using.plain_loop if is_old else 1.0,
-        num_helpers=np.where(of.is_narrow, 4.0, 3.0),
-        copies_queries=True,
-        **of.native,
-    )
-
-
-def _trtllm_decode_or_blackwell(of: Setting) -> Loop:
-    is_new, is_old = of.style == "tcgen05", of.style == "sync"
-    is_alone = of.one_query & (not is_new) & ((of.group > WIDEST_XQA_GROUP) | (of.group == 1))
-    step = 8.0 if is_new else 16.0
-    loads = of.native
-    if of.style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
-        loads |= {"copy_bytes_per_clock": np.where(of.is_narrow, BULK_COPY_BYTES_PER_CLOCK, of.using.thread_copy_bytes_per_clock)}
-    decode_helpers = np.where(of.is_narrow & (of.style == "wgmma"), 1.0, 2.0)
-    return Loop(
-        tile_q=np.where(of.one_query, np.where(is_alone, 1.0, ceil_div(of.group, step) * step), 128.0),
-        tile_kv=by_dim(of.dim, (128, 128), otherwise=64),
-        packs=of.one_query & ~is_alone,
-        resident=np.where(is_alone | is_old, 2.0, 1.0),
-        most_splits=np.where(~of.one_query | (of.is_narrow & is_old & ~is_alone), 1.0, np.inf),  # XQA never splits fp8 caches before Hopper
-        num_combines=1.0 if is_new else 2.0,
-        is_simt=is_alone,
-        num_helpers=decode_helpers if of.decode else np.where(of.is_narrow, 3.5, 2.5),
-        copies_queries=True,
-        **loads,
-    )
-
-
-def _triton(of: Setting) -> Loop:
-    return Loop(
-        tile_q=np.where(of.one_query, 16.0, by_dim(of.dim, (128, 128), otherwise=64)),
-        tile_kv=by_dim(of.dim, (256, 64), otherwise=32),
-        packs=of.one_query,
-        resident=2,
-        most_splits=np.where(of.one_query, 8.0, 1.0),
-        pads_to_powers=True,
-        trims_window=of.decode,
-        matrix_factor=of.legacy * of.using.plain_loop,
-        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0),
-        **of.by_warps,
-    )
-
-
-LOOPS = {
-    "flashinfer_fa2": _flashinfer_fa2,
-    "flashinfer_fa3": _fa3,
-    "fa2": _fa2,
-    "fa3": _fa3,
-    "fa4": _fa3,
-    "trtllm": _trtllm,
-    "triton": _triton,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

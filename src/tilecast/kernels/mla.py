@@ -13,21 +13,17 @@ from tilecast.execution import Protocol, TaskSet
 from tilecast.execution.analytic import matrix_rate
 from tilecast.execution.tasks import ceil_div
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.attention import (
+from tilecast.kernels.attention import Shape, attention_loop, cache_bytes_of, fused_tasks
+from tilecast.kernels.attention_loops import (
     BULK_COPY_BYTES_PER_CLOCK,
     AttentionConstants,
     Loop,
-    Shape,
     attention_constants,
-    attention_loop,
     by_dim,
-    cache_bytes_of,
-    checked_lengths,
-    fused_tasks,
     mma_style,
     resolved,
-    uniform,
 )
+from tilecast.kernels.requests import checked_lengths, uniform
 
 IDENTITIES = ("flashmla", "flashinfer", "trtllm", "triton")
 ABSORBED_PREFILL = ("flashmla", "triton")
