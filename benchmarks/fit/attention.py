@@ -49,7 +49,7 @@ def launches(family: str, rows_per_slice: int) -> Iterator[Launches]:
         shape: dict[str, Any] = {name: rows[name].to_numpy() for name in SHAPE} | {
             name: rows[name].to_list() for name in ("window", "kv_dtype")
         }
-        kernel = FAMILIES[family](**shape, dtype=str(dtype), identity=None if identity is None else str(identity))
+        kernel = FAMILIES[family](**shape, dtype=str(dtype), identity=None if identity is None else str(identity), engine=str(engine))
         protocol = Protocol(timer=str(timer), cache=str(cache))
         yield Launches((str(gpu), str(engine)), kernel, hardware.gpu(str(gpu)), protocol, rows["latency_s"].to_numpy())
 

@@ -38,7 +38,8 @@ SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, ma
 LEAST_CHUNK = 128  # keys; no library splits finer
 SIMT_FLOP = 7.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
 EDGE_BYTES_PER_CLOCK = 16.0  # queries into and results out of an SM at the edges of a task, when nothing else keeps its port busy
-CYCLIC = 1.25  # a cache read over and over from its start behaves like an L2 smaller by this factor: lines leave before they return
+DEFAULT_ENGINE = "sglang"
+IN_ORDER_TAIL = 0.75  # of the longest task, that a launch in order of numbers ends later than the mean SM: its last tasks are the longest
 
 # ---- what is asked -----------------------------------------------------------------------------------------------
 
@@ -148,6 +149,9 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     busiest = least_makespan(
         tasks_unsplit * parts, np.floor(shortest / parts), requests.count * visits * num_units, ceil_div(longest, parts), gpu.num_sms
     )
+    longest_part = np.max(np.where(requests.count > 0, ceil_div(longest, parts), 0.0), axis=-1, keepdims=True)
+    in_order = np.minimum(total_visits / gpu.num_sms + IN_ORDER_TAIL * longest_part, ceil_div(num_tasks, gpu.num_sms) * longest_part)
+    busiest = np.where(loop.in_order, np.maximum(busiest, in_order), busiest)
     mean_visits = total_visits / num_tasks
     longest_kv = np.max(np.where(requests.count > 0, requests.kv, 0.0), axis=-1, keepdims=True)
     loaded = np.minimum(busiest * loop.tile_kv, ceil_div(num_tasks, gpu.num_sms) * longest_kv)  # keys; a short cache does not fill a tile
@@ -170,7 +174,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     cached = kv_all * shape.kv_width * shape.kv_bytes
     total_bytes = queries + cached + results
     touched = total_bytes + kv_all * shape.kv_width * loop.widening_bytes
-    dram = touched if protocol.cache == "cold" else touched * (1.0 - hit_fraction(CYCLIC * touched, gpu))
+    dram = touched if protocol.cache == "cold" else touched * (1.0 - hit_fraction(touched, gpu))
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
 
     moved_bytes = (np.maximum(shape.kv_bytes, 2.0) if loop.widens else shape.kv_bytes) + loop.widening_bytes
@@ -186,9 +190,9 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     fixed = task_s * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
     if protocol.timer == "graph":
         moved = _helper_bytes(shape, loop)
-        missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(CYCLIC * (total_bytes + moved), gpu))
-        fixed = fixed + helper_s * loop.num_helpers + missed / (gpu.dram_bytes_per_s * constants().dram_fraction)
-        fixed = fixed + (moved - missed) / (gpu.num_sms * using.thread_copy_bytes_per_clock * gpu.boost_clock_hz)
+        missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(total_bytes + moved, gpu))
+        rows_s = _helper_rows(shape, loop) * using.row_clocks / (gpu.num_sms * gpu.boost_clock_hz)
+        fixed = fixed + helper_s * loop.num_helpers + np.maximum(missed / (gpu.dram_bytes_per_s * constants().dram_fraction), rows_s)
     return TaskSet(
         matrix_dtype=shape.compute,
         num_tasks=num_tasks,
@@ -198,7 +202,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         vector_flop=vector + simt,
         special_ops=special,
         exposed_clocks=loop.exposed * softmax_clocks + edge_clocks,
-        l2_bytes=(mean_keys * shape.kv_width * moved_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share,
+        l2_bytes=(mean_keys * shape.kv_width * moved_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share
+        + mean_visits * using.step_clocks * loop.waits / loop.resident * BULK_COPY_BYTES_PER_CLOCK,
         l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
         dram_bytes=dram,
         dram_fraction=using.stream_fraction if loop.mostly_reads else None,
@@ -211,14 +216,23 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
 
 
 def _padded_dim(dim: Floats, loop: Loop) -> Floats:
-    return np.exp2(np.ceil(np.log2(dim))) if loop.pads_to_powers else ceil_div(dim, 16) * 16
+    padded = ceil_div(dim, 16) * 16
+    for built in reversed(loop.built_dims):
+        padded = np.where(dim <= built, built, padded)
+    return np.asarray(padded)
 
 
 def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
     """What the operator moves beside attention: new keys and values into the cache, and the queries where it rewrites them."""
     new = shape.requests.total(shape.requests.q)
-    cache_write = new * shape.new_width * (2.0 + shape.kv_bytes)
-    return np.asarray(cache_write + (new * shape.num_heads * shape.qk_dim * 4.0 if loop.copies_queries else 0.0))
+    cache_write = new * shape.new_width * (2.0 + shape.kv_bytes) * loop.writes_cache
+    return np.asarray(cache_write + np.where(loop.copies_queries, new * shape.num_heads * shape.qk_dim * 4.0, 0.0))
+
+
+def _helper_rows(shape: Shape, loop: Loop) -> Floats:
+    """Head vectors that the operator's small kernels handle one by one: new keys with their values, and the queries it rewrites."""
+    heads = shape.num_kv_heads * loop.writes_cache + np.where(loop.copies_queries, shape.num_heads, 0.0)
+    return np.asarray(shape.requests.total(shape.requests.q) * heads)
 
 
 def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants) -> TaskSet:
@@ -255,7 +269,9 @@ def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: Attenti
 # ---- the records -------------------------------------------------------------------------------------------------
 
 
-def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants, *, decode: bool) -> Loop:
+def attention_loop(
+    identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants, *, decode: bool, engine: str | None = None
+) -> Loop:
     """Tiles and schedule of one library on one GPU.
 
     FlashInfer's are documented; the others are recalled, or inferred from how measured training shapes step with their sizes.
@@ -267,6 +283,7 @@ def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         using=using,
         decode=decode,
         style=mma_style(gpu),
+        engine=engine or DEFAULT_ENGINE,
         dim=shape.qk_dim,
         group=group,
         mean_packed=np.floor(requests.total(requests.q * group) / requests.total(np.ones(1))),
@@ -296,6 +313,7 @@ class _Attention:
     kv_lens: Any = None
     dtype: str = "bf16"
     identity: str | None = None
+    engine: str | None = None  # whose operator surrounds the kernel, which variant of it runs; None: SGLang's
     split: int | None = None  # fix the parts of a split KV instead of choosing
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
@@ -374,7 +392,9 @@ def _tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool
     using = attention_constants()
     if identity == "unfused":
         return unfused_tasks(shape, gpu, protocol, using)
-    return fused_tasks(shape, attention_loop(identity, shape, gpu, using, decode=decode), gpu, protocol, using, kernel.split)
+    return fused_tasks(
+        shape, attention_loop(identity, shape, gpu, using, decode=decode, engine=kernel.engine), gpu, protocol, using, kernel.split
+    )
 
 
 KERNELS = (AttentionPrefill, AttentionDecode)

@@ -1,7 +1,7 @@
 """How each library walks through attention on each GPU: tiles, packing, splits, schedules, and the small kernels of its operator."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -15,6 +15,12 @@ from tilecast.hardware import GpuSpec
 IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm", "triton", "unfused")
 LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
+FEWEST_ROWS = 64.0  # a tensor-memory instruction takes as long for fewer: its other operand crosses shared memory whole
+NARROW = 4.0  # Triton's matrix time with 16 rows: each warp waits for its own last product before the next
+TENSOR_MEMORY = 3.0  # tiles whose products hide the softmax of another where tensor memory holds all of them: less is exposed
+POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)
+UNALIGNED = 2.0  # Triton's matrix time where head dimensions are no multiple of 16: its loads fall back to single elements
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
 
 
@@ -22,14 +28,14 @@ BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA)
 class AttentionConstants:
     """constants/attention.toml says what each one is."""
 
-    sync_exposed: float
-    wgmma_exposed: float
-    tcgen05_exposed: float
+    exposed: float
     plain_loop: float
     task_clocks: float
     helper_clocks: float
     stream_fraction: float
     thread_copy_bytes_per_clock: float
+    row_clocks: float
+    step_clocks: float
 
 
 @cache
@@ -46,18 +52,21 @@ class Loop:
     packs: Any  # query heads that share a KV head fill one tile
     exposed: float  # share of the softmax that the tensor cores wait for
     copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
+    waits: float = 0.5  # latencies of a load that a step along the keys waits for: fewer the more copies are in flight
     widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
     trims_window: bool = True  # skips the keys before a window instead of masking them
     resident: Floats | int = 1  # tasks an SM holds
+    in_order: bool = False  # tasks start as they are numbered, short ones of a request first, and not the longest first
     most_splits: Floats | float = np.inf
     num_combines: float = 1.0  # kernels that merge the parts of a split KV
     matrix_factor: Floats | float = 1.0  # matrix time over that of an ideal loop
-    pads_to_powers: bool = False  # head dimensions, to powers of two instead of multiples of 16
+    built_dims: tuple[float, ...] = ()  # head dimensions the kernel exists for; others are padded to them, or to multiples of 16
     widening_bytes: Floats | float = 0.0  # per cached element, where a narrow cache is first rewritten in 16 bits and read again
     is_simt: Any = False  # vector units do the matrix work
     num_helpers: Floats | float = 1.0
     mostly_reads: bool = True  # a long cache against few queries: DRAM does not turn around between reads and writes
-    copies_queries: bool = False  # the operator rewrites the queries before it attends
+    writes_cache: Floats | float = 1.0  # 0 for encoders: new keys and values are attended to where they are
+    copies_queries: Any = False  # the operator rewrites the queries before it attends
 
 
 def mma_style(gpu: GpuSpec) -> str:
@@ -89,6 +98,7 @@ class Setting:
     using: AttentionConstants
     decode: bool
     style: str
+    engine: str
     dim: Floats
     group: Floats  # query heads of a KV head
     mean_packed: Floats  # rows of a request when its group is packed, on average
@@ -107,10 +117,12 @@ class Setting:
     def by_warps(self) -> dict[str, Any]:
         """Threads copy keys and issue their own matrix instructions."""
         return {
-            "exposed": self.using.sync_exposed,
+            "exposed": self.using.exposed,
             "copy_bytes_per_clock": self.using.thread_copy_bytes_per_clock,
+            "waits": 1.0,
             "widens": True,
             "mostly_reads": self.decode,
+            "writes_cache": np.where(self.engine == "trtllm", 1.0, self.has_cache),
         }
 
     @property
@@ -118,8 +130,8 @@ class Setting:
         """As the GPU's own instructions let a kernel do it."""
         if self.style == "sync":
             return self.by_warps
-        exposed = self.using.wgmma_exposed if self.style == "wgmma" else self.using.tcgen05_exposed
-        return {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK, "mostly_reads": self.decode}
+        exposed = self.using.exposed / (1.0 if self.style == "wgmma" else TENSOR_MEMORY)
+        return self.by_warps | {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK, "waits": 0.5, "widens": False}
 
 
 def _flashinfer_fa2(of: Setting) -> Loop:
@@ -128,93 +140,158 @@ def _flashinfer_fa2(of: Setting) -> Loop:
         tile_q=np.where(of.mean_packed > 64, large, np.where(of.mean_packed > 16, 64.0, 16.0)),
         tile_kv=by_dim(of.dim, (128, 64), otherwise=32) * np.where(of.is_quantised, 2.0, 1.0),
         packs=True,
+        in_order=True,
         resident=2,
         matrix_factor=of.legacy,
-        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0),
+        num_helpers=of.has_cache * (1.0 if of.decode else 0.0) + np.where(of.is_quantised, 1.0, 0.0),
         **of.by_warps,
     )
 
 
 def _fa2(of: Setting) -> Loop:
+    """Paged caches always go to its split kernel (64 queries per tile), even where it does not split; encoders to the plain one."""
+    is_paged = of.has_cache > 0
     has_small_shared = (of.gpu.shared_bytes_per_sm or 0) < 150_000
-    prefill_q = by_dim(of.dim, (64, 128), (128, 64 if has_small_shared else 128), otherwise=64)
+    plain_q = by_dim(of.dim, (192, 128), otherwise=64)
+    plain_kv = by_dim(of.dim, (64, 128), (128, 32 if has_small_shared else 64), otherwise=64)
     return Loop(
-        tile_q=np.where(of.one_query, 64.0, prefill_q),
-        tile_kv=np.where(of.one_query, by_dim(of.dim, (64, 256), (128, 128), otherwise=64), by_dim(of.dim, (64, 128), otherwise=64)),
+        tile_q=np.where(is_paged, 64.0, plain_q),
+        tile_kv=np.where(is_paged, by_dim(of.dim, (64, 256), (128, 128), otherwise=64), plain_kv),
         packs=of.one_query & ~of.has_window,
-        resident=np.where(of.one_query & has_small_shared, 1.0, 2.0),
+        built_dims=FLASH_DIMS,
+        in_order=True,
+        resident=np.where(is_paged & has_small_shared, 1.0, 2.0),
         most_splits=np.where(of.one_query, np.inf, 1.0),
         matrix_factor=of.legacy,
-        num_helpers=2.0 * of.has_cache,
+        num_helpers=of.has_cache,
         **of.by_warps,
     )
 
 
 def _fa3(of: Setting) -> Loop:
+    """Before Hopper it is built on warps' own instructions, with shorter key tiles."""
+    is_old = of.style == "sync"
+    hopper_kv = by_dim(of.dim, (128, 128), (192, 112), (256, 80), otherwise=64)
     return Loop(
-        tile_q=by_dim(of.dim, (64, 192), otherwise=128),
-        tile_kv=by_dim(of.dim, (128, 128), (192, 112), (256, 80), otherwise=64),
+        tile_q=by_dim(of.dim, (64, 128 if is_old else 192), otherwise=128),
+        tile_kv=by_dim(of.dim, (64, 112), otherwise=64) if is_old else hopper_kv,
         packs=True,
-        num_helpers=(2.0 + np.where(of.is_quantised, 1.0, 0.0)) * of.has_cache,
+        built_dims=FLASH_DIMS,
+        num_helpers=(1.0 + (of.engine == "vllm") if of.decode else 1.0 + of.has_cache) + np.where(of.is_quantised, 1.0, 0.0) * of.has_cache,
         **of.native,
+    )
+
+
+def _fa4(of: Setting) -> Loop:
+    """Two tiles of 128 queries in turns, where tensor memory holds their scores."""
+    return (
+        replace(_fa3(of), tile_q=np.full_like(of.dim, 256.0), num_helpers=of.has_cache, built_dims=())
+        if of.style == "tcgen05"
+        else _fa3(of)
     )
 
 
 def _trtllm(of: Setting) -> Loop:
     """Its generated kernels on data-centre Blackwell; elsewhere FMHA for prefill and XQA for decode."""
-    return _trtllm_prefill(of) if not of.decode and of.style != "tcgen05" else _trtllm_decode_or_blackwell(of)
+    if of.decode:
+        return _trtllm_decode(of)
+    return _trtllm_generated(of) if of.style == "tcgen05" else _trtllm_prefill(of)
+
+
+def _trtllm_helpers(of: Setting) -> Any:
+    """TensorRT-LLM's own operator lays out queries, keys and values first; the others only write their cache."""
+    if of.engine != "trtllm":
+        return of.has_cache + np.where(of.is_narrow, 1.0, 0.0)
+    return 3.0 + of.has_cache
 
 
 def _trtllm_prefill(of: Setting) -> Loop:
-    """64 queries per tile; on Hopper each of two warp groups has its own, with long key tiles."""
+    """64 queries per warp; on Hopper two warp groups have 64 each, with long key tiles."""
     is_old = of.style == "sync"
     return Loop(
-        tile_q=np.full_like(of.dim, 64.0),
+        tile_q=np.full_like(of.dim, 64.0 if is_old else 128.0),
         tile_kv=np.full_like(of.dim, 32.0) if is_old else by_dim(of.dim, (64, 256), (128, 128), otherwise=64),
         packs=False,
-        resident=2,
+        in_order=True,
+        resident=2 if is_old else 1,
         most_splits=1.0,
+        built_dims=() if is_old else FLASH_DIMS,
         matrix_factor=of.using.plain_loop if is_old else 1.0,
-        num_helpers=np.where(of.is_narrow, 4.0, 3.0),
-        copies_queries=True,
+        num_helpers=_trtllm_helpers(of),
+        copies_queries=(of.engine == "trtllm") & (of.has_cache > 0),
         **of.native,
     )
 
 
-def _trtllm_decode_or_blackwell(of: Setting) -> Loop:
+def _trtllm_generated(of: Setting) -> Loop:
+    """Two tiles of 128 queries of one head in turns; one where the head is too wide for two accumulators."""
+    few = _trtllm_decode(of)
+    return replace(
+        few,
+        tile_q=np.where(of.one_query, few.tile_q, by_dim(of.dim, (128, 256), otherwise=128)),
+        matrix_factor=np.where(of.one_query, few.matrix_factor, 1.0),
+        packs=few.packs & of.one_query,
+        is_simt=few.is_simt & of.one_query,
+        most_splits=np.where(of.one_query, np.inf, 1.0),
+        num_helpers=_trtllm_helpers(of),
+        copies_queries=(of.engine == "trtllm") & (of.has_cache > 0),
+    )
+
+
+def _trtllm_decode(of: Setting) -> Loop:
+    """Groups too wide for its tiles fall back to one walk per query head, in its own engine on Blackwell too."""
     is_new, is_old = of.style == "tcgen05", of.style == "sync"
-    is_alone = of.one_query & (not is_new) & ((of.group > WIDEST_XQA_GROUP) | (of.group == 1))
+    is_wide = of.group > WIDEST_XQA_GROUP
+    is_alone = (is_wide & (of.engine == "trtllm")) if is_new else is_wide | (of.group == 1)
     step = 8.0 if is_new else 16.0
     loads = of.native
     if of.style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
         loads |= {"copy_bytes_per_clock": np.where(of.is_narrow, BULK_COPY_BYTES_PER_CLOCK, of.using.thread_copy_bytes_per_clock)}
-    decode_helpers = np.where(of.is_narrow & (of.style == "wgmma"), 1.0, 2.0)
+    helpers = {"trtllm": np.where(of.is_narrow & (of.style == "wgmma"), 1.0, 2.0), "vllm": np.where(of.is_narrow, 2.0, 1.5)}
+    rows = np.where(is_alone, 1.0, ceil_div(of.group, step) * step)
     return Loop(
-        tile_q=np.where(of.one_query, np.where(is_alone, 1.0, ceil_div(of.group, step) * step), 128.0),
+        tile_q=rows,
+        matrix_factor=np.maximum(1.0, FEWEST_ROWS / rows) if is_new else 1.0,
         tile_kv=by_dim(of.dim, (128, 128), otherwise=64),
-        packs=of.one_query & ~is_alone,
+        packs=~is_alone,
         resident=np.where(is_alone | is_old, 2.0, 1.0),
-        most_splits=np.where(~of.one_query | (of.is_narrow & is_old & ~is_alone), 1.0, np.inf),  # XQA never splits fp8 caches before Hopper
+        most_splits=np.where(of.is_narrow & is_old & ~is_alone, 1.0, np.inf),  # XQA never splits fp8 caches before Hopper
         num_combines=1.0 if is_new else 2.0,
         is_simt=is_alone,
-        num_helpers=decode_helpers if of.decode else np.where(of.is_narrow, 3.5, 2.5),
-        copies_queries=True,
+        num_helpers=helpers.get(of.engine, np.where(of.is_narrow, 4.0, 1.0)),
+        copies_queries=of.engine == "trtllm",
         **loads,
     )
 
 
 def _triton(of: Setting) -> Loop:
+    """SGLang's extend kernel takes 64 or 128 queries of one head; its encoder kernel squares; vLLM's packs a group into 16 rows."""
+    if of.engine == "vllm":
+        tile_q, tile_kv, packs = np.maximum(16.0, np.exp2(np.ceil(np.log2(of.group)))), np.full_like(of.dim, 32.0), np.bool_(True)
+    else:
+        small = of.gpu.target in ("sm_86", "sm_89", "sm_120")
+        wide = 128.0 if of.gpu.target in ("sm_90", "sm_100", "sm_103") else 64.0
+        extend_q, extend_kv = (
+            by_dim(of.dim, (256, wide), otherwise=32),
+            by_dim(of.dim, (128, 128 if small else 64), (256, 64), otherwise=32),
+        )
+        side = 64.0 if of.gpu.target in ("sm_80", "sm_86", "sm_89") else 128.0
+        is_encoder = of.has_cache == 0
+        tile_q = np.where(of.one_query, 16.0, np.where(is_encoder, side, extend_q))
+        tile_kv = np.where(of.one_query, by_dim(of.dim, (256, 64), otherwise=32), np.where(is_encoder, side, extend_kv))
+        packs = of.one_query
     return Loop(
-        tile_q=np.where(of.one_query, 16.0, by_dim(of.dim, (128, 128), otherwise=64)),
-        tile_kv=by_dim(of.dim, (256, 64), otherwise=32),
-        packs=of.one_query,
+        tile_q=tile_q,
+        tile_kv=tile_kv,
+        packs=packs,
+        in_order=True,
         resident=2,
         most_splits=np.where(of.one_query, 8.0, 1.0),
-        pads_to_powers=True,
-        trims_window=of.decode,
-        matrix_factor=of.legacy * of.using.plain_loop,
+        built_dims=POWERS,
+        trims_window=of.decode or of.engine == "vllm",
+        matrix_factor=of.legacy * of.using.plain_loop * np.where(of.dim % 16 > 0, UNALIGNED, 1.0) * np.where(of.one_query, NARROW, 1.0),
         num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0),
-        **of.by_warps,
+        **of.by_warps | {"waits": 4.0},
     )
 
 
@@ -223,7 +300,7 @@ LOOPS = {
     "flashinfer_fa3": _fa3,
     "fa2": _fa2,
     "fa3": _fa3,
-    "fa4": _fa3,
+    "fa4": _fa4,
     "trtllm": _trtllm,
     "triton": _triton,
 }

@@ -16,6 +16,7 @@ from tilecast.hardware import GpuSpec
 from tilecast.kernels.attention import Shape, attention_loop, cache_bytes_of, fused_tasks
 from tilecast.kernels.attention_loops import (
     BULK_COPY_BYTES_PER_CLOCK,
+    TENSOR_MEMORY,
     AttentionConstants,
     Loop,
     attention_constants,
@@ -125,9 +126,14 @@ def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Sha
 
 def _absorbed_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants) -> Loop:
     style = mma_style(gpu)
-    loads: dict[str, Any] = {"exposed": using.sync_exposed, "copy_bytes_per_clock": using.thread_copy_bytes_per_clock, "widens": True}
+    loads: dict[str, Any] = {
+        "exposed": using.exposed,
+        "copy_bytes_per_clock": using.thread_copy_bytes_per_clock,
+        "waits": 1.0,
+        "widens": True,
+    }
     if style != "sync" and identity != "triton":
-        exposed = using.wgmma_exposed if style == "wgmma" else using.tcgen05_exposed
+        exposed = using.exposed / (1.0 if style == "wgmma" else TENSOR_MEMORY)
         loads = {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK}
     is_widened = (shape.kv_bytes < 2.0) & (style == "wgmma") & (identity == "flashmla")
     rows = ceil_div(shape.num_heads * np.max(shape.requests.q, axis=-1, keepdims=True), 16) * 16
