@@ -35,6 +35,7 @@ from tilecast.kernels.base import sizes
 from tilecast.kernels.requests import Requests, checked_lengths, ragged, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
+MASK_FLOP = 128.0  # vector work per score of a tile that only its mask shows to lie before the window: positions, bounds, a reduction
 LEAST_CHUNK = 128  # keys; no library splits finer
 SIMT_FLOP = 7.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
 EDGE_BYTES_PER_CLOCK = 16.0  # queries into and results out of an SM at the edges of a task, when nothing else keeps its port busy
@@ -135,8 +136,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     requests = shape.requests
     pack = np.where(loop.packs, shape.num_heads / shape.num_kv_heads, 1.0)
     num_units = shape.num_heads / pack
-    walked = shape if loop.trims_window else replace(shape, window=np.full((1, 1), np.inf))
-    num_tiles, visits, longest, shortest = visited_tiles(walked, loop, pack)
+    num_tiles, visits, longest, shortest = visited_tiles(shape, loop, pack)
     tasks_unsplit = requests.count * num_tiles * num_units
 
     if split is None:
@@ -163,6 +163,12 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     vector = scores * SOFTMAX_FLOP + 2.0 * mean_visits * loop.tile_q * shape.v_dim
     simt = np.where(loop.is_simt, scores * 2.0 * (shape.qk_dim + shape.v_dim) * SIMT_FLOP, 0.0)
     softmax_clocks = special / (gpu.special_per_clock_per_sm or 16.0) + vector / gpu.vector_flop_per_clock_per_sm["fp32"]
+
+    masked_clocks: Floats | float = 0.0
+    if loop.masks_skipped and np.any(np.isfinite(shape.window)):
+        _, all_visits, _, _ = visited_tiles(replace(shape, window=np.full((1, 1), np.inf)), loop, pack)
+        skipped = np.sum(requests.count * (all_visits - visits) * num_units, axis=-1, keepdims=True) / num_tasks
+        masked_clocks = skipped * loop.tile_q * loop.tile_kv * MASK_FLOP / gpu.vector_flop_per_clock_per_sm["fp32"]
 
     rows = requests.total(requests.q) * shape.num_heads / np.sum(tasks_unsplit, axis=-1, keepdims=True)  # of a tile, that are queries
     per_start = ceil_div(num_tasks, gpu.num_sms) / (busiest / mean_visits)  # whole tasks of the busiest SM, for what each does once
@@ -201,7 +207,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         matrix_flop=np.where(loop.is_simt, 0.0, 2.0 * scores * padded_dims * loop.matrix_factor / shape.rate_gain),
         vector_flop=vector + simt,
         special_ops=special,
-        exposed_clocks=loop.exposed * softmax_clocks + edge_clocks,
+        exposed_clocks=loop.exposed * softmax_clocks + masked_clocks + edge_clocks,
         l2_bytes=(mean_keys * shape.kv_width * moved_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share
         + mean_visits * using.step_clocks * loop.waits / loop.resident * BULK_COPY_BYTES_PER_CLOCK,
         l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
@@ -231,7 +237,7 @@ def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
 
 def _helper_rows(shape: Shape, loop: Loop) -> Floats:
     """Head vectors that the operator's small kernels handle one by one: new keys with their values, and the queries it rewrites."""
-    heads = shape.num_kv_heads * loop.writes_cache + np.where(loop.copies_queries, shape.num_heads, 0.0)
+    heads = shape.num_kv_heads * loop.writes_cache * loop.written_rows + np.where(loop.copies_queries, shape.num_heads, 0.0)
     return np.asarray(shape.requests.total(shape.requests.q) * heads)
 
 

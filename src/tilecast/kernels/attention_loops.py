@@ -16,8 +16,9 @@ IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm",
 LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
 FEWEST_ROWS = 64.0  # a tensor-memory instruction takes as long for fewer: its other operand crosses shared memory whole
-NARROW = 4.0  # Triton's matrix time with 16 rows: each warp waits for its own last product before the next
+ROWS_OF_WARPS = 64.0  # Triton's matrix time grows below so many rows: each warp waits for its own last product before the next
 TENSOR_MEMORY = 3.0  # tiles whose products hide the softmax of another where tensor memory holds all of them: less is exposed
+FP8_FALLBACK = 3.0  # TensorRT-LLM's fp8 FMHA before Hopper exists for heads of 128 and 192; others lose the rate, and tile worse
 POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)
 UNALIGNED = 2.0  # Triton's matrix time where head dimensions are no multiple of 16: its loads fall back to single elements
@@ -54,7 +55,7 @@ class Loop:
     copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
     waits: float = 0.5  # latencies of a load that a step along the keys waits for: fewer the more copies are in flight
     widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
-    trims_window: bool = True  # skips the keys before a window instead of masking them
+    masks_skipped: bool = False  # finds out that a tile lies before the window by masking it
     resident: Floats | int = 1  # tasks an SM holds
     in_order: bool = False  # tasks start as they are numbered, short ones of a request first, and not the longest first
     most_splits: Floats | float = np.inf
@@ -66,6 +67,7 @@ class Loop:
     num_helpers: Floats | float = 1.0
     mostly_reads: bool = True  # a long cache against few queries: DRAM does not turn around between reads and writes
     writes_cache: Floats | float = 1.0  # 0 for encoders: new keys and values are attended to where they are
+    written_rows: Floats | float = 1.0  # head vectors that a token's key and value are, to the kernel that writes them
     copies_queries: Any = False  # the operator rewrites the queries before it attends
 
 
@@ -109,6 +111,11 @@ class Setting:
     has_window: Any
 
     @property
+    def padded_values(self) -> Any:
+        """SGLang rewrites values of 128 for heads of 192, which no library takes as they are: small kernels of its operator."""
+        return np.where((self.dim == 192) & (self.engine == "sglang"), 2.0, 0.0)
+
+    @property
     def legacy(self) -> float:
         """Matrix time of mma.sync over that of the GPU's own instructions."""
         return 1.0 / LEGACY_MMA.get(self.gpu.target, 1.0)
@@ -123,6 +130,7 @@ class Setting:
             "widens": True,
             "mostly_reads": self.decode,
             "writes_cache": np.where(self.engine == "trtllm", 1.0, self.has_cache),
+            "written_rows": np.where(self.is_narrow, 4.0, 2.0) if self.engine == "vllm" and self.style != "sync" else 1.0,
         }
 
     @property
@@ -177,7 +185,10 @@ def _fa3(of: Setting) -> Loop:
         tile_kv=by_dim(of.dim, (64, 112), otherwise=64) if is_old else hopper_kv,
         packs=True,
         built_dims=FLASH_DIMS,
-        num_helpers=(1.0 + (of.engine == "vllm") if of.decode else 1.0 + of.has_cache) + np.where(of.is_quantised, 1.0, 0.0) * of.has_cache,
+        num_helpers=(1.0 + (of.engine == "vllm") if of.decode else 1.0 + of.has_cache)
+        + np.where(of.is_quantised, 1.0, 0.0) * of.has_cache
+        + of.padded_values,
+        copies_queries=of.is_quantised,
         **of.native,
     )
 
@@ -201,13 +212,14 @@ def _trtllm(of: Setting) -> Loop:
 def _trtllm_helpers(of: Setting) -> Any:
     """TensorRT-LLM's own operator lays out queries, keys and values first; the others only write their cache."""
     if of.engine != "trtllm":
-        return of.has_cache + np.where(of.is_narrow, 1.0, 0.0)
-    return 3.0 + of.has_cache
+        return of.has_cache * (2.0 if of.engine == "vllm" else np.where(of.is_narrow, 3.0, 1.0))
+    return (1.5 if of.style == "sync" else 2.0) + of.has_cache
 
 
 def _trtllm_prefill(of: Setting) -> Loop:
     """64 queries per warp; on Hopper two warp groups have 64 each, with long key tiles."""
     is_old = of.style == "sync"
+    lacks_fp8 = of.is_narrow & ~of.is_quantised & ~np.isin(of.dim, (128.0, 192.0)) if is_old else False
     return Loop(
         tile_q=np.full_like(of.dim, 64.0 if is_old else 128.0),
         tile_kv=np.full_like(of.dim, 32.0) if is_old else by_dim(of.dim, (64, 256), (128, 128), otherwise=64),
@@ -216,7 +228,7 @@ def _trtllm_prefill(of: Setting) -> Loop:
         resident=2 if is_old else 1,
         most_splits=1.0,
         built_dims=() if is_old else FLASH_DIMS,
-        matrix_factor=of.using.plain_loop if is_old else 1.0,
+        matrix_factor=of.using.plain_loop * np.where(lacks_fp8, FP8_FALLBACK, 1.0) if is_old else 1.0,
         num_helpers=_trtllm_helpers(of),
         copies_queries=(of.engine == "trtllm") & (of.has_cache > 0),
         **of.native,
@@ -234,7 +246,7 @@ def _trtllm_generated(of: Setting) -> Loop:
         is_simt=few.is_simt & of.one_query,
         most_splits=np.where(of.one_query, np.inf, 1.0),
         num_helpers=_trtllm_helpers(of),
-        copies_queries=(of.engine == "trtllm") & (of.has_cache > 0),
+        copies_queries=((of.engine == "trtllm") | of.is_narrow & (of.engine == "sglang")) & (of.has_cache > 0),
     )
 
 
@@ -266,20 +278,20 @@ def _trtllm_decode(of: Setting) -> Loop:
 
 def _triton(of: Setting) -> Loop:
     """SGLang's extend kernel takes 64 or 128 queries of one head; its encoder kernel squares; vLLM's packs a group into 16 rows."""
+    is_encoder = of.has_cache == 0
     if of.engine == "vllm":
         tile_q, tile_kv, packs = np.maximum(16.0, np.exp2(np.ceil(np.log2(of.group)))), np.full_like(of.dim, 32.0), np.bool_(True)
     else:
         small = of.gpu.target in ("sm_86", "sm_89", "sm_120")
         wide = 128.0 if of.gpu.target in ("sm_90", "sm_100", "sm_103") else 64.0
-        extend_q, extend_kv = (
-            by_dim(of.dim, (256, wide), otherwise=32),
-            by_dim(of.dim, (128, 128 if small else 64), (256, 64), otherwise=32),
-        )
+        extend_q = by_dim(of.dim, (256, wide), otherwise=32)
+        extend_kv = by_dim(of.dim, (128, 128 if small else 64), (256, 64), otherwise=32 if small else 64)
         side = 64.0 if of.gpu.target in ("sm_80", "sm_86", "sm_89") else 128.0
-        is_encoder = of.has_cache == 0
         tile_q = np.where(of.one_query, 16.0, np.where(is_encoder, side, extend_q))
         tile_kv = np.where(of.one_query, by_dim(of.dim, (256, 64), otherwise=32), np.where(is_encoder, side, extend_kv))
         packs = of.one_query
+    few_rows = 1.0 if of.engine == "vllm" else np.clip(ROWS_OF_WARPS / tile_q, 1.0, 4.0)
+    few_warps = np.where(is_encoder & (of.dim <= 64) & (tile_q >= 128), 1.4, 1.0)  # four warps for a tile that wants eight
     return Loop(
         tile_q=tile_q,
         tile_kv=tile_kv,
@@ -288,9 +300,9 @@ def _triton(of: Setting) -> Loop:
         resident=2,
         most_splits=np.where(of.one_query, 8.0, 1.0),
         built_dims=POWERS,
-        trims_window=of.decode or of.engine == "vllm",
-        matrix_factor=of.legacy * of.using.plain_loop * np.where(of.dim % 16 > 0, UNALIGNED, 1.0) * np.where(of.one_query, NARROW, 1.0),
-        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0),
+        masks_skipped=not of.decode and of.engine != "vllm",
+        matrix_factor=of.legacy * of.using.plain_loop * np.where(of.dim % 16 > 0, UNALIGNED, few_warps) * few_rows,
+        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0) + of.padded_values,
         **of.by_warps | {"waits": 4.0},
     )
 
