@@ -36,7 +36,6 @@ from tilecast.kernels.requests import Requests, checked_lengths, ragged, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
 MASK_FLOP = 128.0  # vector work per score of a tile that only its mask shows to lie before the window: positions, bounds, a reduction
-LEAST_CHUNK = 128  # keys; no library splits finer
 SIMT_FLOP = 7.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
 EDGE_BYTES_PER_CLOCK = 16.0  # queries into and results out of an SM at the edges of a task, when nothing else keeps its port busy
 DEFAULT_ENGINE = "sglang"
@@ -140,7 +139,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     tasks_unsplit = requests.count * num_tiles * num_units
 
     if split is None:
-        chunk = chunk_that_fits(tasks_unsplit, longest, np.asarray(gpu.num_sms * loop.resident), ceil_div(LEAST_CHUNK, loop.tile_kv))
+        chunk = chunk_that_fits(tasks_unsplit, longest, np.asarray(gpu.num_sms * loop.resident), ceil_div(loop.least_chunk, loop.tile_kv))
         parts = np.minimum(ceil_div(longest, chunk), loop.most_splits)
     else:
         parts = np.minimum(longest, float(split))
@@ -192,8 +191,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     parts_bytes = parts_bytes * shape.v_dim * 8.0  # fp32, written and read again
     l2_per_s = gpu.num_sms * loop.copy_bytes_per_clock * gpu.boost_clock_hz
     helper_s, task_s = using.helper_clocks / gpu.boost_clock_hz, using.task_clocks / gpu.boost_clock_hz
-    combine = np.where(is_split, helper_s * loop.num_combines + parts_bytes / l2_per_s, 0.0)
-    fixed = task_s * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
+    combine = np.where(is_split, helper_s + parts_bytes / l2_per_s, 0.0)
+    fixed = task_s * loop.starts * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
     if protocol.timer == "graph":
         moved = _helper_bytes(shape, loop)
         missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(total_bytes + moved, gpu))

@@ -19,6 +19,9 @@ FEWEST_ROWS = 64.0  # a tensor-memory instruction takes as long for fewer: its o
 ROWS_OF_WARPS = 64.0  # Triton's matrix time grows below so many rows: each warp waits for its own last product before the next
 TENSOR_MEMORY = 3.0  # tiles whose products hide the softmax of another where tensor memory holds all of them: less is exposed
 FP8_FALLBACK = 3.0  # TensorRT-LLM's fp8 FMHA before Hopper exists for heads of 128 and 192; others lose the rate, and tile worse
+FLASHINFER_TENSOR_GROUP = 4  # query heads of a KV head from which SGLang sends decode to the prefill kernel; an fp8 cache always
+XQA_STARTS = 2.5  # its tasks begin with their own layout of queries and barriers
+XQA_ROWS = 2.0  # matrix time with 16 rows over that of full tiles
 POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)
 UNALIGNED = 2.0  # Triton's matrix time where head dimensions are no multiple of 16: its loads fall back to single elements
@@ -57,9 +60,10 @@ class Loop:
     widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
     masks_skipped: bool = False  # finds out that a tile lies before the window by masking it
     resident: Floats | int = 1  # tasks an SM holds
+    starts: Floats | float = 1.0  # start and end of a task over those of a common one
+    least_chunk: float = 128.0  # keys of a part; no library splits finer
     in_order: bool = False  # tasks start as they are numbered, short ones of a request first, and not the longest first
     most_splits: Floats | float = np.inf
-    num_combines: float = 1.0  # kernels that merge the parts of a split KV
     matrix_factor: Floats | float = 1.0  # matrix time over that of an ideal loop
     built_dims: tuple[float, ...] = ()  # head dimensions the kernel exists for; others are padded to them, or to multiples of 16
     widening_bytes: Floats | float = 0.0  # per cached element, where a narrow cache is first rewritten in 16 bits and read again
@@ -150,6 +154,7 @@ def _flashinfer_fa2(of: Setting) -> Loop:
         packs=True,
         in_order=True,
         resident=2,
+        starts=np.where(of.is_narrow, 3.0, np.where(of.group >= FLASHINFER_TENSOR_GROUP, 2.0, 1.0)) if of.decode else 1.0,
         matrix_factor=of.legacy,
         num_helpers=of.has_cache * (1.0 if of.decode else 0.0) + np.where(of.is_quantised, 1.0, 0.0),
         **of.by_warps,
@@ -160,18 +165,19 @@ def _fa2(of: Setting) -> Loop:
     """Paged caches always go to its split kernel (64 queries per tile), even where it does not split; encoders to the plain one."""
     is_paged = of.has_cache > 0
     has_small_shared = (of.gpu.shared_bytes_per_sm or 0) < 150_000
+    swaps = of.one_query & ~of.has_window & (of.group > 1)  # heads of a group become rows: copies before and after
     plain_q = by_dim(of.dim, (192, 128), otherwise=64)
     plain_kv = by_dim(of.dim, (64, 128), (128, 32 if has_small_shared else 64), otherwise=64)
     return Loop(
         tile_q=np.where(is_paged, 64.0, plain_q),
         tile_kv=np.where(is_paged, by_dim(of.dim, (64, 256), (128, 128), otherwise=64), plain_kv),
-        packs=of.one_query & ~of.has_window,
+        packs=swaps,
         built_dims=FLASH_DIMS,
         in_order=True,
         resident=np.where(is_paged & has_small_shared, 1.0, 2.0),
         most_splits=np.where(of.one_query, np.inf, 1.0),
         matrix_factor=of.legacy,
-        num_helpers=of.has_cache,
+        num_helpers=of.has_cache * np.where(swaps, 3.0, 1.0),
         **of.by_warps,
     )
 
@@ -259,16 +265,17 @@ def _trtllm_decode(of: Setting) -> Loop:
     loads = of.native
     if of.style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
         loads |= {"copy_bytes_per_clock": np.where(of.is_narrow, BULK_COPY_BYTES_PER_CLOCK, of.using.thread_copy_bytes_per_clock)}
-    helpers = {"trtllm": np.where(of.is_narrow & (of.style == "wgmma"), 1.0, 2.0), "vllm": np.where(of.is_narrow, 2.0, 1.5)}
+    helpers = {"trtllm": 2.0 if is_new else 1.0, "vllm": np.where(of.is_narrow, 2.0, 1.5)}
     rows = np.where(is_alone, 1.0, ceil_div(of.group, step) * step)
     return Loop(
         tile_q=rows,
-        matrix_factor=np.maximum(1.0, FEWEST_ROWS / rows) if is_new else 1.0,
+        matrix_factor=np.maximum(1.0, FEWEST_ROWS / rows) if is_new else XQA_ROWS,
         tile_kv=by_dim(of.dim, (128, 128), otherwise=64),
         packs=~is_alone,
-        resident=np.where(is_alone | is_old, 2.0, 1.0),
+        resident=np.where(is_alone, 2.0, 1.0),
         most_splits=np.where(of.is_narrow & is_old & ~is_alone, 1.0, np.inf),  # XQA never splits fp8 caches before Hopper
-        num_combines=1.0 if is_new else 2.0,
+        starts=1.0 if is_new else np.where(is_alone | (of.is_narrow & (of.style == "wgmma")), 1.0, XQA_STARTS),
+        least_chunk=128.0 if is_new else 256.0,
         is_simt=is_alone,
         num_helpers=helpers.get(of.engine, np.where(of.is_narrow, 4.0, 1.0)),
         copies_queries=of.engine == "trtllm",
