@@ -236,7 +236,7 @@ def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
 
 def _helper_rows(shape: Shape, loop: Loop) -> Floats:
     """Head vectors that the operator's small kernels handle one by one: new keys with their values, and the queries it rewrites."""
-    heads = shape.num_kv_heads * loop.writes_cache * loop.written_rows + np.where(loop.copies_queries, shape.num_heads, 0.0)
+    heads = shape.new_width / shape.kv_width * loop.writes_cache * loop.written_rows + np.where(loop.copies_queries, shape.num_heads, 0.0)
     return np.asarray(shape.requests.total(shape.requests.q) * heads)
 
 

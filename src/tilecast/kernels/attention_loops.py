@@ -246,7 +246,7 @@ def _trtllm_generated(of: Setting) -> Loop:
     few = _trtllm_decode(of)
     return replace(
         few,
-        tile_q=np.where(of.one_query, few.tile_q, by_dim(of.dim, (128, 256), otherwise=128)),
+        tile_q=np.where(of.one_query, few.tile_q, by_dim(of.dim, (192, 256), otherwise=128)),
         matrix_factor=np.where(of.one_query, few.matrix_factor, 1.0),
         packs=few.packs & of.one_query,
         is_simt=few.is_simt & of.one_query,
@@ -265,7 +265,7 @@ def _trtllm_decode(of: Setting) -> Loop:
     loads = of.native
     if of.style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
         loads |= {"copy_bytes_per_clock": np.where(of.is_narrow, BULK_COPY_BYTES_PER_CLOCK, of.using.thread_copy_bytes_per_clock)}
-    helpers = {"trtllm": 2.0 if is_new else 1.0, "vllm": np.where(of.is_narrow, 2.0, 1.5)}
+    helpers: dict[str, Any] = {"trtllm": 2.0 if is_new else 1.0, "vllm": np.where(of.is_narrow, 2.0, 1.5)}
     rows = np.where(is_alone, 1.0, ceil_div(of.group, step) * step)
     return Loop(
         tile_q=rows,

@@ -16,6 +16,7 @@ from tilecast.hardware import GpuSpec
 from tilecast.kernels.attention import Shape, attention_loop, cache_bytes_of, fused_tasks
 from tilecast.kernels.attention_loops import (
     BULK_COPY_BYTES_PER_CLOCK,
+    ROWS_OF_WARPS,
     TENSOR_MEMORY,
     AttentionConstants,
     Loop,
@@ -66,7 +67,8 @@ class MlaPrefill(_Mla):
         if identity in ABSORBED_PREFILL:
             return _absorbed(self, identity, gpu, protocol, using)
         shape = _shape(self, gpu, absorbed=False, runs_fp8=identity == "trtllm" and mma_style(gpu) == "tcgen05")
-        loop = replace(attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False), copies_queries=False)
+        loop = attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False, engine="trtllm" if identity == "trtllm" else None)
+        loop = replace(loop, copies_queries=False)
         return fused_tasks(shape, loop, gpu, protocol, using, self.split)
 
 
@@ -144,7 +146,7 @@ def _absorbed_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         tile_kv=by_dim(shape.qk_dim, (576, 32 if identity == "triton" else 64), otherwise=32),
         packs=True,
         most_splits=1.0 if is_old_trtllm else 8.0 if identity == "triton" else np.inf,
-        matrix_factor=using.plain_loop if identity == "triton" else 1.0,
+        matrix_factor=using.plain_loop * ROWS_OF_WARPS / 32.0 if identity == "triton" else 1.0,
         num_helpers=np.where(is_widened, 4.0, 2.0),
         widening_bytes=np.where(is_widened, CAST_BYTES, 0.0),
         copies_queries=True,
