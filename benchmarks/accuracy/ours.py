@@ -121,6 +121,8 @@ def groups(rows: pl.DataFrame, family: str) -> Iterator[Group]:
         arguments |= {name: part[name].to_numpy() for name in numbers if first[name] is not None}
         if "identity" in known:
             arguments["identity"] = first["identity"]
+        if "engine" in known:
+            arguments["engine"] = first["engine"]
         try:
             built = record(dtype=first["dtype"], **arguments)
         except (InvalidInput, TypeError):  # a parameter the data does not have

@@ -17,8 +17,9 @@ from tilecast import hardware
 from tilecast.datasets import splits, store
 from tilecast.execution import Protocol, analyse
 from tilecast.execution.fitted import FOLDER
-from tilecast.kernels import attention
-from tilecast.kernels.attention import AttentionConstants, AttentionDecode, AttentionPrefill, attention_constants
+from tilecast.kernels import attention_loops
+from tilecast.kernels.attention import AttentionDecode, AttentionPrefill
+from tilecast.kernels.attention_loops import AttentionConstants, attention_constants
 
 FAMILIES = {"attention_prefill": AttentionPrefill, "attention_decode": AttentionDecode}
 SHAPE = ("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "causal")
@@ -48,7 +49,7 @@ def launches(family: str, rows_per_slice: int) -> Iterator[Launches]:
         shape: dict[str, Any] = {name: rows[name].to_numpy() for name in SHAPE} | {
             name: rows[name].to_list() for name in ("window", "kv_dtype")
         }
-        kernel = FAMILIES[family](**shape, dtype=str(dtype), identity=None if identity is None else str(identity))
+        kernel = FAMILIES[family](**shape, dtype=str(dtype), identity=None if identity is None else str(identity), engine=str(engine))
         protocol = Protocol(timer=str(timer), cache=str(cache))
         yield Launches((str(gpu), str(engine)), kernel, hardware.gpu(str(gpu)), protocol, rows["latency_s"].to_numpy())
 
@@ -64,8 +65,8 @@ def score(all_launches: list[Launches]) -> float:
 
 def use(constants: AttentionConstants) -> None:
     """Make the kernels read `constants` in this process."""
-    attention.attention_constants.cache_clear()
-    setattr(attention, "load", lambda *_: constants)  # noqa: B010
+    attention_constants.cache_clear()
+    setattr(attention_loops, "load", lambda *_: constants)  # noqa: B010
 
 
 def descend(families: Mapping[str, list[Launches]], start: AttentionConstants, rounds: int) -> AttentionConstants:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tilecast import hardware
 from tilecast.execution import Protocol, analyse
 from tilecast.hardware.spec import with_overrides
-from tilecast.kernels.attention import IDENTITIES, AttentionDecode, AttentionPrefill
+from tilecast.kernels.attention import AttentionDecode, AttentionPrefill
+from tilecast.kernels.attention_loops import IDENTITIES
 from tilecast.kernels.mla import MlaDecode, MlaPrefill
 
 GPUS = [spec for spec in hardware.gpus() if "bf16" in spec.tensor_flop_per_clock_per_sm]

@@ -45,10 +45,10 @@ def test_causal_prefill_visits_half_the_tiles_and_the_diagonal():
 
 
 def test_sliding_window_skips_the_tiles_before_it():
-    # One head, 1024 tokens, window 128, tiles 128 x 128: tile 0 sees one key tile; every other one two, for a window ends inside a tile.
+    # One head, 1024 tokens, window 128, tiles 256 x 128: tile 0 sees two key tiles; every other one three, for a window starts inside one.
     tasks = AttentionPrefill(q_len=1024, num_heads=1, window=128, identity="trtllm").tasks(B200, COLD)
-    assert tasks.num_tasks.item() == 8
-    assert np.asarray(tasks.special_ops).item() == pytest.approx((1 + 7 * 2) / 8 * 128 * 128)
+    assert tasks.num_tasks.item() == 4
+    assert np.asarray(tasks.special_ops).item() == pytest.approx((2 + 3 * 3) / 4 * 256 * 128)
     # Pairs: 1 + 2 + ... + 128 = 8256, then 896 queries x 128 keys.
     assert np.asarray(tasks.least_flop).item() == 4 * (8256 + 896 * 128) * 128
 

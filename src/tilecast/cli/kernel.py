@@ -16,7 +16,7 @@ from tilecast.predictors.kernel import KernelPrediction, predict_kernel
 from tilecast.report import Grid, Report, versions
 
 BAR_WIDTH = 24
-TEXT_PARAMETERS = ("dtype", "identity", "kv_dtype", "distribution", "moe_pass", "op", "node", "kind")
+TEXT_PARAMETERS = ("dtype", "identity", "engine", "kv_dtype", "distribution", "moe_pass", "op", "node", "kind")
 LEVERS = {
     "boost_clock_hz": "SM clock",
     "num_sms": "number of SMs",

@@ -7,70 +7,41 @@ A graph of an engine replays the whole attention operator, so with the timer `gr
 inside; the other timers mean the attention kernel alone.
 """
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
 
 from tilecast.dtypes import DTYPES, quantisation
-from tilecast.errors import InvalidInput, UnknownName
+from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import matrix_rate
 from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
-from tilecast.execution.fitted import load
 from tilecast.execution.schedule import chunk_that_fits, floor_sum, least_makespan
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
+from tilecast.kernels.attention_loops import (
+    BULK_COPY_BYTES_PER_CLOCK,
+    LOOPS,
+    AttentionConstants,
+    Loop,
+    Setting,
+    attention_constants,
+    mma_style,
+    newest_sglang,
+    resolved,
+)
 from tilecast.kernels.base import sizes
+from tilecast.kernels.requests import Requests, checked_lengths, ragged, uniform
 
-IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm", "triton", "unfused")
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
-LEAST_CHUNK = 128  # keys; no library splits finer
-LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
-WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
+MASK_FLOP = 128.0  # vector work per score of a tile that only its mask shows to lie before the window: positions, bounds, a reduction
 SIMT_FLOP = 7.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
-BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
 EDGE_BYTES_PER_CLOCK = 16.0  # queries into and results out of an SM at the edges of a task, when nothing else keeps its port busy
-CYCLIC = 1.25  # a cache read over and over from its start behaves like an L2 smaller by this factor: lines leave before they return
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionConstants:
-    """constants/attention.toml says what each one is."""
-
-    sync_exposed: float
-    wgmma_exposed: float
-    tcgen05_exposed: float
-    plain_loop: float
-    task_clocks: float
-    helper_clocks: float
-    stream_fraction: float
-    thread_copy_bytes_per_clock: float
-
-
-@cache
-def attention_constants() -> AttentionConstants:
-    return load(AttentionConstants, "attention")
-
+DEFAULT_ENGINE = "sglang"
+IN_ORDER_TAIL = 0.75  # of the longest task, that a launch in order of numbers ends later than the mean SM: its last tasks are the longest
 
 # ---- what is asked -----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requests:
-    """Query and key lengths (L, R); `count` says how many requests of a launch each entry stands for, 0 for padding."""
-
-    q: Floats
-    kv: Floats
-    count: Floats
-
-    def total(self, values: Floats) -> Floats:
-        """Summed over the requests of each launch: (L, 1)."""
-        return np.asarray(np.sum(self.count * values, axis=-1, keepdims=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,81 +64,6 @@ class Shape:
     rate_gain: Floats  # matrix rate of this launch over that of `compute`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
-    """How one kernel walks: its tiles (L, 1), what it packs and splits, and what its schedule leaves exposed."""
-
-    tile_q: Floats
-    tile_kv: Floats
-    packs: Any  # query heads that share a KV head fill one tile
-    exposed: float  # share of the softmax that the tensor cores wait for
-    copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
-    widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
-    trims_window: bool = True  # skips the keys before a window instead of masking them
-    resident: Floats | int = 1  # tasks an SM holds
-    most_splits: Floats | float = np.inf
-    num_combines: float = 1.0  # kernels that merge the parts of a split KV
-    matrix_factor: Floats | float = 1.0  # matrix time over that of an ideal loop
-    pads_to_powers: bool = False  # head dimensions, to powers of two instead of multiples of 16
-    widening_bytes: Floats | float = 0.0  # per cached element, where a narrow cache is first rewritten in 16 bits and read again
-    is_simt: Any = False  # vector units do the matrix work
-    num_helpers: Floats | float = 1.0
-    mostly_reads: bool = True  # a long cache against few queries: DRAM does not turn around between reads and writes
-    copies_queries: bool = False  # the operator rewrites the queries before it attends
-
-
-def uniform(batch: Any, q_len: Any, kv_len: Any, **others: Any) -> tuple[Requests, dict[str, Floats]]:
-    """Launches of `batch` equal requests each, and the other sizes as columns of the same length."""
-    size = sizes(batch=batch, q_len=q_len, kv_len=kv_len, **others)
-    return Requests(q=size["q_len"], kv=size["kv_len"], count=size["batch"]), size
-
-
-def ragged(q_lens: Any, kv_lens: Any) -> Requests:
-    """One launch (a list of lengths) or many (a list of lists); JSON text stands for a list."""
-    q, num_q = _padded("q_lens", q_lens)
-    kv, num_kv = _padded("kv_lens", kv_lens)
-    if num_q.shape != num_kv.shape or np.any(num_q != num_kv):
-        raise InvalidInput("q_lens and kv_lens must name the same requests: their lengths differ")
-    count = (np.arange(q.shape[1]) < num_q[:, None]).astype(np.float64)
-    return Requests(q=q, kv=kv, count=count)
-
-
-def _padded(name: str, given: Any) -> tuple[Floats, np.ndarray]:
-    """Lists of lengths as one array, ones where a launch has fewer requests than the longest, and how many each has."""
-    lists = _lists(name, given)
-    num = np.array([len(entry) for entry in lists], dtype=np.int64)
-    if not len(num) or num.min() < 1:
-        raise InvalidInput(f"{name} must hold at least one request")
-    given_sizes: dict[str, Any] = {name: np.asarray(list(chain.from_iterable(lists)))}
-    flat = sizes(**given_sizes)[name][:, 0]
-    padded = np.ones((len(num), int(num.max())))
-    padded[np.arange(padded.shape[1]) < num[:, None]] = flat
-    return padded, num
-
-
-def _lists(name: str, given: Any) -> Sequence[Sequence[int]]:
-    if isinstance(given, str):
-        given = _parsed(name, given)
-    if isinstance(given, np.ndarray) and given.dtype.kind in "iuf":
-        return given[None] if given.ndim == 1 else given  # type: ignore[return-value]
-    entries = list(given) if isinstance(given, Sequence | np.ndarray) else None
-    if not entries:
-        raise InvalidInput(f"{name} = {given!r} must be a list of lengths")
-    if all(isinstance(entry, str) for entry in entries):
-        return [_parsed(name, entry) for entry in entries]
-    return entries if isinstance(entries[0], Sequence | np.ndarray) else [entries]
-
-
-def _parsed(name: str, text: str) -> list[int]:
-    try:
-        parsed = json.loads(text)
-    except json.JSONDecodeError:
-        parsed = None
-    if not isinstance(parsed, list):
-        raise InvalidInput(f"{name} = {text!r} must be a JSON list of lengths")
-    return parsed
-
-
 def _windows(raw: Any) -> Floats:
     """(L, 1); None, an empty cell or nan means no window."""
     values = np.atleast_1d(np.array([np.inf if value is None else value for value in np.atleast_1d(np.asarray(raw, dtype=object))]))
@@ -186,14 +82,6 @@ def cache_bytes_of(kv_dtype: Any, default: str) -> tuple[Floats, np.ndarray]:
     names = np.atleast_1d(np.asarray([default if name is None else name for name in np.atleast_1d(np.asarray(kv_dtype, dtype=object))]))
     table = {str(name): quantisation(str(name)).activation.bytes for name in np.unique(names)}
     return np.array([[table[str(name)]] for name in names]), names
-
-
-def checked_lengths(requests: Requests) -> None:
-    wrong = (requests.count > 0) & (requests.q > requests.kv)
-    if np.any(wrong):
-        row, request = (int(axis[0]) for axis in np.nonzero(wrong))
-        q, kv = requests.q[row, request], requests.kv[row, request]
-        raise InvalidInput(f"q_len = {q:.0f} is longer than kv_len = {kv:.0f}: kv_len counts the new tokens too")
 
 
 # ---- counting, in closed form ------------------------------------------------------------------------------------
@@ -247,12 +135,11 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     requests = shape.requests
     pack = np.where(loop.packs, shape.num_heads / shape.num_kv_heads, 1.0)
     num_units = shape.num_heads / pack
-    walked = shape if loop.trims_window else replace(shape, window=np.full((1, 1), np.inf))
-    num_tiles, visits, longest, shortest = visited_tiles(walked, loop, pack)
+    num_tiles, visits, longest, shortest = visited_tiles(shape, loop, pack)
     tasks_unsplit = requests.count * num_tiles * num_units
 
     if split is None:
-        chunk = chunk_that_fits(tasks_unsplit, longest, np.asarray(gpu.num_sms * loop.resident), ceil_div(LEAST_CHUNK, loop.tile_kv))
+        chunk = chunk_that_fits(tasks_unsplit, longest, np.asarray(gpu.num_sms * loop.resident), ceil_div(loop.least_chunk, loop.tile_kv))
         parts = np.minimum(ceil_div(longest, chunk), loop.most_splits)
     else:
         parts = np.minimum(longest, float(split))
@@ -261,6 +148,9 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     busiest = least_makespan(
         tasks_unsplit * parts, np.floor(shortest / parts), requests.count * visits * num_units, ceil_div(longest, parts), gpu.num_sms
     )
+    longest_part = np.max(np.where(requests.count > 0, ceil_div(longest, parts), 0.0), axis=-1, keepdims=True)
+    in_order = np.minimum(total_visits / gpu.num_sms + IN_ORDER_TAIL * longest_part, ceil_div(num_tasks, gpu.num_sms) * longest_part)
+    busiest = np.where(loop.in_order, np.maximum(busiest, in_order), busiest)
     mean_visits = total_visits / num_tasks
     longest_kv = np.max(np.where(requests.count > 0, requests.kv, 0.0), axis=-1, keepdims=True)
     loaded = np.minimum(busiest * loop.tile_kv, ceil_div(num_tasks, gpu.num_sms) * longest_kv)  # keys; a short cache does not fill a tile
@@ -273,6 +163,12 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     simt = np.where(loop.is_simt, scores * 2.0 * (shape.qk_dim + shape.v_dim) * SIMT_FLOP, 0.0)
     softmax_clocks = special / (gpu.special_per_clock_per_sm or 16.0) + vector / gpu.vector_flop_per_clock_per_sm["fp32"]
 
+    masked_clocks: Floats | float = 0.0
+    if loop.masks_skipped and np.any(np.isfinite(shape.window)):
+        _, all_visits, _, _ = visited_tiles(replace(shape, window=np.full((1, 1), np.inf)), loop, pack)
+        skipped = np.sum(requests.count * (all_visits - visits) * num_units, axis=-1, keepdims=True) / num_tasks
+        masked_clocks = skipped * loop.tile_q * loop.tile_kv * MASK_FLOP / gpu.vector_flop_per_clock_per_sm["fp32"]
+
     rows = requests.total(requests.q) * shape.num_heads / np.sum(tasks_unsplit, axis=-1, keepdims=True)  # of a tile, that are queries
     per_start = ceil_div(num_tasks, gpu.num_sms) / (busiest / mean_visits)  # whole tasks of the busiest SM, for what each does once
     edge_clocks = per_start * rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / EDGE_BYTES_PER_CLOCK
@@ -283,7 +179,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     cached = kv_all * shape.kv_width * shape.kv_bytes
     total_bytes = queries + cached + results
     touched = total_bytes + kv_all * shape.kv_width * loop.widening_bytes
-    dram = touched if protocol.cache == "cold" else touched * (1.0 - hit_fraction(CYCLIC * touched, gpu))
+    dram = touched if protocol.cache == "cold" else touched * (1.0 - hit_fraction(touched, gpu))
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
 
     moved_bytes = (np.maximum(shape.kv_bytes, 2.0) if loop.widens else shape.kv_bytes) + loop.widening_bytes
@@ -295,13 +191,13 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     parts_bytes = parts_bytes * shape.v_dim * 8.0  # fp32, written and read again
     l2_per_s = gpu.num_sms * loop.copy_bytes_per_clock * gpu.boost_clock_hz
     helper_s, task_s = using.helper_clocks / gpu.boost_clock_hz, using.task_clocks / gpu.boost_clock_hz
-    combine = np.where(is_split, helper_s * loop.num_combines + parts_bytes / l2_per_s, 0.0)
-    fixed = task_s * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
+    combine = np.where(is_split, helper_s + parts_bytes / l2_per_s, 0.0)
+    fixed = task_s * loop.starts * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
     if protocol.timer == "graph":
         moved = _helper_bytes(shape, loop)
-        missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(CYCLIC * (total_bytes + moved), gpu))
-        fixed = fixed + helper_s * loop.num_helpers + missed / (gpu.dram_bytes_per_s * constants().dram_fraction)
-        fixed = fixed + (moved - missed) / (gpu.num_sms * using.thread_copy_bytes_per_clock * gpu.boost_clock_hz)
+        missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(total_bytes + moved, gpu))
+        rows_s = _helper_rows(shape, loop) * using.row_clocks / (gpu.num_sms * gpu.boost_clock_hz)
+        fixed = fixed + helper_s * loop.num_helpers + np.maximum(missed / (gpu.dram_bytes_per_s * constants().dram_fraction), rows_s)
     return TaskSet(
         matrix_dtype=shape.compute,
         num_tasks=num_tasks,
@@ -310,8 +206,9 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         matrix_flop=np.where(loop.is_simt, 0.0, 2.0 * scores * padded_dims * loop.matrix_factor / shape.rate_gain),
         vector_flop=vector + simt,
         special_ops=special,
-        exposed_clocks=loop.exposed * softmax_clocks + edge_clocks,
-        l2_bytes=(mean_keys * shape.kv_width * moved_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share,
+        exposed_clocks=loop.exposed * softmax_clocks + masked_clocks + edge_clocks,
+        l2_bytes=(mean_keys * shape.kv_width * moved_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share
+        + mean_visits * using.step_clocks * loop.waits / loop.resident * BULK_COPY_BYTES_PER_CLOCK,
         l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
         dram_bytes=dram,
         dram_fraction=using.stream_fraction if loop.mostly_reads else None,
@@ -324,14 +221,23 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
 
 
 def _padded_dim(dim: Floats, loop: Loop) -> Floats:
-    return np.exp2(np.ceil(np.log2(dim))) if loop.pads_to_powers else ceil_div(dim, 16) * 16
+    padded = ceil_div(dim, 16) * 16
+    for built in reversed(loop.built_dims):
+        padded = np.where(dim <= built, built, padded)
+    return np.asarray(padded)
 
 
 def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
     """What the operator moves beside attention: new keys and values into the cache, and the queries where it rewrites them."""
     new = shape.requests.total(shape.requests.q)
-    cache_write = new * shape.new_width * (2.0 + shape.kv_bytes)
-    return np.asarray(cache_write + (new * shape.num_heads * shape.qk_dim * 4.0 if loop.copies_queries else 0.0))
+    cache_write = new * shape.new_width * (2.0 + shape.kv_bytes) * loop.writes_cache
+    return np.asarray(cache_write + np.where(loop.copies_queries, new * shape.num_heads * shape.qk_dim * 4.0, 0.0))
+
+
+def _helper_rows(shape: Shape, loop: Loop) -> Floats:
+    """Head vectors that the operator's small kernels handle one by one: new keys with their values, and the queries it rewrites."""
+    heads = shape.new_width / shape.kv_width * loop.writes_cache * loop.written_rows + np.where(loop.copies_queries, shape.num_heads, 0.0)
+    return np.asarray(shape.requests.total(shape.requests.q) * heads)
 
 
 def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants) -> TaskSet:
@@ -365,72 +271,12 @@ def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: Attenti
     )
 
 
-# ---- which kernel ------------------------------------------------------------------------------------------------
+# ---- the records -------------------------------------------------------------------------------------------------
 
 
-def mma_style(gpu: GpuSpec) -> str:
-    """How tensor instructions are issued: by each warp for itself, by warp groups, or by one thread into tensor memory."""
-    return {"sm_90": "wgmma", "sm_100": "tcgen05", "sm_103": "tcgen05"}.get(gpu.target, "sync")
-
-
-def newest_sglang(gpu: GpuSpec) -> str:
-    return {"wgmma": "fa3", "tcgen05": "trtllm"}.get(mma_style(gpu), "flashinfer_fa2")
-
-
-def resolved(identity: str | None, gpu: GpuSpec, known: Sequence[str] = IDENTITIES, default: str | None = None) -> str:
-    if identity is not None and identity not in known:
-        raise UnknownName.among("attention identity", identity, known)
-    return identity or default or newest_sglang(gpu)
-
-
-def by_dim(head_dim: Floats, *bounds: tuple[float, float], otherwise: float) -> Floats:
-    """The tile for the first bound that `head_dim` does not exceed."""
-    conditions, values = [head_dim <= bound for bound, _ in bounds], [np.full_like(head_dim, value) for _, value in bounds]
-    return np.select(conditions, values, otherwise)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What a library looks at when it picks its kernel. Arrays (L, 1)."""
-
-    gpu: GpuSpec
-    using: AttentionConstants
-    decode: bool
-    style: str
-    dim: Floats
-    group: Floats  # query heads of a KV head
-    mean_packed: Floats  # rows of a request when its group is packed, on average
-    one_query: Any  # per request: libraries send such a prefill to their decode kernel
-    has_cache: Floats  # 0 for encoders, which attend without one
-    is_narrow: Any  # a cache of less than 16 bits
-    is_quantised: Any  # ... and 16-bit queries: a kernel of its own narrows what is new
-    has_window: Any
-
-    @property
-    def legacy(self) -> float:
-        """Matrix time of mma.sync over that of the GPU's own instructions."""
-        return 1.0 / LEGACY_MMA.get(self.gpu.target, 1.0)
-
-    @property
-    def by_warps(self) -> dict[str, Any]:
-        """Threads copy keys and issue their own matrix instructions."""
-        return {
-            "exposed": self.using.sync_exposed,
-            "copy_bytes_per_clock": self.using.thread_copy_bytes_per_clock,
-            "widens": True,
-            "mostly_reads": self.decode,
-        }
-
-    @property
-    def native(self) -> dict[str, Any]:
-        """As the GPU's own instructions let a kernel do it."""
-        if self.style == "sync":
-            return self.by_warps
-        exposed = self.using.wgmma_exposed if self.style == "wgmma" else self.using.tcgen05_exposed
-        return {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK, "mostly_reads": self.decode}
-
-
-def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants, *, decode: bool) -> Loop:
+def attention_loop(
+    identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants, *, decode: bool, engine: str | None = None
+) -> Loop:
     """Tiles and schedule of one library on one GPU.
 
     FlashInfer's are documented; the others are recalled, or inferred from how measured training shapes step with their sizes.
@@ -442,6 +288,7 @@ def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         using=using,
         decode=decode,
         style=mma_style(gpu),
+        engine=engine or DEFAULT_ENGINE,
         dim=shape.qk_dim,
         group=group,
         mean_packed=np.floor(requests.total(requests.q * group) / requests.total(np.ones(1))),
@@ -452,113 +299,6 @@ def attention_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         has_window=np.isfinite(shape.window),
     )
     return LOOPS[identity](setting)
-
-
-def _flashinfer_fa2(of: Setting) -> Loop:
-    large = np.where(of.dim < 256, 128.0, 64.0)
-    return Loop(
-        tile_q=np.where(of.mean_packed > 64, large, np.where(of.mean_packed > 16, 64.0, 16.0)),
-        tile_kv=by_dim(of.dim, (128, 64), otherwise=32) * np.where(of.is_quantised, 2.0, 1.0),
-        packs=True,
-        resident=2,
-        matrix_factor=of.legacy,
-        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0),
-        **of.by_warps,
-    )
-
-
-def _fa2(of: Setting) -> Loop:
-    has_small_shared = (of.gpu.shared_bytes_per_sm or 0) < 150_000
-    prefill_q = by_dim(of.dim, (64, 128), (128, 64 if has_small_shared else 128), otherwise=64)
-    return Loop(
-        tile_q=np.where(of.one_query, 64.0, prefill_q),
-        tile_kv=np.where(of.one_query, by_dim(of.dim, (64, 256), (128, 128), otherwise=64), by_dim(of.dim, (64, 128), otherwise=64)),
-        packs=of.one_query & ~of.has_window,
-        resident=np.where(of.one_query & has_small_shared, 1.0, 2.0),
-        most_splits=np.where(of.one_query, np.inf, 1.0),
-        matrix_factor=of.legacy,
-        num_helpers=2.0 * of.has_cache,
-        **of.by_warps,
-    )
-
-
-def _fa3(of: Setting) -> Loop:
-    return Loop(
-        tile_q=by_dim(of.dim, (64, 192), otherwise=128),
-        tile_kv=by_dim(of.dim, (128, 128), (192, 112), (256, 80), otherwise=64),
-        packs=True,
-        num_helpers=(2.0 + np.where(of.is_quantised, 1.0, 0.0)) * of.has_cache,
-        **of.native,
-    )
-
-
-def _trtllm(of: Setting) -> Loop:
-    """Its generated kernels on data-centre Blackwell; elsewhere FMHA for prefill and XQA for decode."""
-    return _trtllm_prefill(of) if not of.decode and of.style != "tcgen05" else _trtllm_decode_or_blackwell(of)
-
-
-def _trtllm_prefill(of: Setting) -> Loop:
-    """64 queries per tile; on Hopper each of two warp groups has its own, with long key tiles."""
-    is_old = of.style == "sync"
-    return Loop(
-        tile_q=np.full_like(of.dim, 64.0),
-        tile_kv=np.full_like(of.dim, 32.0) if is_old else by_dim(of.dim, (64, 256), (128, 128), otherwise=64),
-        packs=False,
-        resident=2,
-        most_splits=1.0,
-        matrix_factor=of.using.plain_loop if is_old else 1.0,
-        num_helpers=np.where(of.is_narrow, 4.0, 3.0),
-        copies_queries=True,
-        **of.native,
-    )
-
-
-def _trtllm_decode_or_blackwell(of: Setting) -> Loop:
-    is_new, is_old = of.style == "tcgen05", of.style == "sync"
-    is_alone = of.one_query & (not is_new) & ((of.group > WIDEST_XQA_GROUP) | (of.group == 1))
-    step = 8.0 if is_new else 16.0
-    loads = of.native
-    if of.style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
-        loads |= {"copy_bytes_per_clock": np.where(of.is_narrow, BULK_COPY_BYTES_PER_CLOCK, of.using.thread_copy_bytes_per_clock)}
-    decode_helpers = np.where(of.is_narrow & (of.style == "wgmma"), 1.0, 2.0)
-    return Loop(
-        tile_q=np.where(of.one_query, np.where(is_alone, 1.0, ceil_div(of.group, step) * step), 128.0),
-        tile_kv=by_dim(of.dim, (128, 128), otherwise=64),
-        packs=of.one_query & ~is_alone,
-        resident=np.where(is_alone | is_old, 2.0, 1.0),
-        most_splits=np.where(~of.one_query | (of.is_narrow & is_old & ~is_alone), 1.0, np.inf),  # XQA never splits fp8 caches before Hopper
-        num_combines=1.0 if is_new else 2.0,
-        is_simt=is_alone,
-        num_helpers=decode_helpers if of.decode else np.where(of.is_narrow, 3.5, 2.5),
-        copies_queries=True,
-        **loads,
-    )
-
-
-def _triton(of: Setting) -> Loop:
-    return Loop(
-        tile_q=np.where(of.one_query, 16.0, by_dim(of.dim, (128, 128), otherwise=64)),
-        tile_kv=by_dim(of.dim, (256, 64), otherwise=32),
-        packs=of.one_query,
-        resident=2,
-        most_splits=np.where(of.one_query, 8.0, 1.0),
-        pads_to_powers=True,
-        trims_window=of.decode,
-        matrix_factor=of.legacy * of.using.plain_loop,
-        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0),
-        **of.by_warps,
-    )
-
-
-LOOPS = {
-    "flashinfer_fa2": _flashinfer_fa2,
-    "flashinfer_fa3": _fa3,
-    "fa2": _fa2,
-    "fa3": _fa3,
-    "fa4": _fa3,
-    "trtllm": _trtllm,
-    "triton": _triton,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -578,6 +318,7 @@ class _Attention:
     kv_lens: Any = None
     dtype: str = "bf16"
     identity: str | None = None
+    engine: str | None = None  # whose operator surrounds the kernel, which variant of it runs; None: SGLang's
     split: int | None = None  # fix the parts of a split KV instead of choosing
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
@@ -656,7 +397,9 @@ def _tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool
     using = attention_constants()
     if identity == "unfused":
         return unfused_tasks(shape, gpu, protocol, using)
-    return fused_tasks(shape, attention_loop(identity, shape, gpu, using, decode=decode), gpu, protocol, using, kernel.split)
+    return fused_tasks(
+        shape, attention_loop(identity, shape, gpu, using, decode=decode, engine=kernel.engine), gpu, protocol, using, kernel.split
+    )
 
 
 KERNELS = (AttentionPrefill, AttentionDecode)

@@ -13,21 +13,19 @@ from tilecast.execution import Protocol, TaskSet
 from tilecast.execution.analytic import matrix_rate
 from tilecast.execution.tasks import ceil_div
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.attention import (
+from tilecast.kernels.attention import Shape, attention_loop, cache_bytes_of, fused_tasks
+from tilecast.kernels.attention_loops import (
     BULK_COPY_BYTES_PER_CLOCK,
+    ROWS_OF_WARPS,
+    TENSOR_MEMORY,
     AttentionConstants,
     Loop,
-    Shape,
     attention_constants,
-    attention_loop,
     by_dim,
-    cache_bytes_of,
-    checked_lengths,
-    fused_tasks,
     mma_style,
     resolved,
-    uniform,
 )
+from tilecast.kernels.requests import checked_lengths, uniform
 
 IDENTITIES = ("flashmla", "flashinfer", "trtllm", "triton")
 ABSORBED_PREFILL = ("flashmla", "triton")
@@ -69,7 +67,8 @@ class MlaPrefill(_Mla):
         if identity in ABSORBED_PREFILL:
             return _absorbed(self, identity, gpu, protocol, using)
         shape = _shape(self, gpu, absorbed=False, runs_fp8=identity == "trtllm" and mma_style(gpu) == "tcgen05")
-        loop = replace(attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False), copies_queries=False)
+        loop = attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False, engine="trtllm" if identity == "trtllm" else None)
+        loop = replace(loop, copies_queries=False)
         return fused_tasks(shape, loop, gpu, protocol, using, self.split)
 
 
@@ -129,9 +128,14 @@ def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Sha
 
 def _absorbed_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants) -> Loop:
     style = mma_style(gpu)
-    loads: dict[str, Any] = {"exposed": using.sync_exposed, "copy_bytes_per_clock": using.thread_copy_bytes_per_clock, "widens": True}
+    loads: dict[str, Any] = {
+        "exposed": using.exposed,
+        "copy_bytes_per_clock": using.thread_copy_bytes_per_clock,
+        "waits": 1.0,
+        "widens": True,
+    }
     if style != "sync" and identity != "triton":
-        exposed = using.wgmma_exposed if style == "wgmma" else using.tcgen05_exposed
+        exposed = using.exposed / (1.0 if style == "wgmma" else TENSOR_MEMORY)
         loads = {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK}
     is_widened = (shape.kv_bytes < 2.0) & (style == "wgmma") & (identity == "flashmla")
     rows = ceil_div(shape.num_heads * np.max(shape.requests.q, axis=-1, keepdims=True), 16) * 16
@@ -142,7 +146,7 @@ def _absorbed_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         tile_kv=by_dim(shape.qk_dim, (576, 32 if identity == "triton" else 64), otherwise=32),
         packs=True,
         most_splits=1.0 if is_old_trtllm else 8.0 if identity == "triton" else np.inf,
-        matrix_factor=using.plain_loop if identity == "triton" else 1.0,
+        matrix_factor=using.plain_loop * ROWS_OF_WARPS / 32.0 if identity == "triton" else 1.0,
         num_helpers=np.where(is_widened, 4.0, 2.0),
         widening_bytes=np.where(is_widened, CAST_BYTES, 0.0),
         copies_queries=True,

@@ -64,6 +64,8 @@ def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int 
         arguments |= {name: part[name].to_numpy() for name in numeric if first[name] is not None}
         if "identity" in known:
             arguments["identity"] = first["identity"]
+        if "engine" in known:
+            arguments["engine"] = first["engine"]
         gpu, protocol = hardware.gpu(first["gpu"]), Protocol(first["timer"], first["cache"] or "warm")
         try:
             built = record(dtype=first["dtype"], **arguments)

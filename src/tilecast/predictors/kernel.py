@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,8 @@ def predict_kernel(
     """
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
     protocol = Protocol(timer=timer, cache=cache)
-    parts = [_predict_part(part, spec, protocol, engine, learned) for part in _blocks(kernel)]
+    run = replace(kernel, engine=engine) if getattr(kernel, "engine", engine) is None else kernel
+    parts = [_predict_part(part, spec, protocol, engine, learned) for part in _blocks(run)]
     joined = parts[0] if len(parts) == 1 else _concatenated(parts)
     return KernelPrediction(
         kernel=kernel,

@@ -135,12 +135,30 @@ def _mla_bmm(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
     return conform(frame, "gemm", bias=False, timer="graph", cache="warm", **_constants(at))
 
 
+def _attention_labels(family: str, at: Coordinates) -> dict[str, str]:
+    """What a label means there: some only say whose library it is.
+
+    On data-centre Blackwell FlashInfer sends TensorRT-LLM's calls to that library's own kernels, and SGLang's prefill to a CUTLASS one that
+    has no word here. FA3 has an Ampere build, which SGLang uses; vLLM does not.
+    """
+    is_new = at.gpu in DATA_CENTRE_BLACKWELL
+    labels = dict(ATTENTION_IDENTITY)
+    if is_new:
+        labels["torch_flow_flashinfer"] = "trtllm"
+    if not is_new or family == "attention_decode":
+        labels["flashinfer"] = "flashinfer_fa2"
+    if at.gpu.startswith("a100"):
+        labels |= {"flash_attention": "fa3", "vllm_flash_attn": "fa2"}
+    return labels
+
+
 def _attention(family: str) -> Read:
     def read(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
         window = pl.when(pl.col("window_size") > 0).then(pl.col("window_size")) if "window_size" in raw.columns else pl.lit(None, pl.Int64)
         kv_heads = pl.col("num_key_value_heads")
         frame = raw.select(
-            *_common(), *_power(raw), _dtype("attn_dtype"), _kv_dtype(), _mapped("kernel_source", ATTENTION_IDENTITY).alias("identity"),
+            *_common(), *_power(raw), _dtype("attn_dtype"), _kv_dtype(),
+            _mapped("kernel_source", _attention_labels(family, at)).alias("identity"),
             pl.col("batch_size").alias("batch"), pl.col("isl").alias("q_len"), (pl.col("isl") + pl.col("step")).alias("kv_len"),
             "num_heads",
             pl.when(kv_heads > 0).then(kv_heads).otherwise(pl.col("num_heads")).alias("num_kv_heads"), "head_dim", window.alias("window"),

@@ -1,0 +1,325 @@
+"""How each library walks through attention on each GPU: tiles, packing, splits, schedules, and the small kernels of its operator."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from tilecast.errors import UnknownName
+from tilecast.execution.fitted import load
+from tilecast.execution.tasks import Floats, ceil_div
+from tilecast.hardware import GpuSpec
+
+IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm", "triton", "unfused")
+LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
+WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
+FEWEST_ROWS = 64.0  # a tensor-memory instruction takes as long for fewer: its other operand crosses shared memory whole
+ROWS_OF_WARPS = 64.0  # Triton's matrix time grows below so many rows: each warp waits for its own last product before the next
+TENSOR_MEMORY = 3.0  # tiles whose products hide the softmax of another where tensor memory holds all of them: less is exposed
+FP8_FALLBACK = 3.0  # TensorRT-LLM's fp8 FMHA before Hopper exists for heads of 128 and 192; others lose the rate, and tile worse
+FLASHINFER_TENSOR_GROUP = 4  # query heads of a KV head from which SGLang sends decode to the prefill kernel; an fp8 cache always
+XQA_STARTS = 2.5  # its tasks begin with their own layout of queries and barriers
+XQA_ROWS = 2.0  # matrix time with 16 rows over that of full tiles
+POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)
+UNALIGNED = 2.0  # Triton's matrix time where head dimensions are no multiple of 16: its loads fall back to single elements
+BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionConstants:
+    """constants/attention.toml says what each one is."""
+
+    exposed: float
+    plain_loop: float
+    task_clocks: float
+    helper_clocks: float
+    stream_fraction: float
+    thread_copy_bytes_per_clock: float
+    row_clocks: float
+    step_clocks: float
+
+
+@cache
+def attention_constants() -> AttentionConstants:
+    return load(AttentionConstants, "attention")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop:
+    """How one kernel walks: its tiles (L, 1), what it packs and splits, and what its schedule leaves exposed."""
+
+    tile_q: Floats
+    tile_kv: Floats
+    packs: Any  # query heads that share a KV head fill one tile
+    exposed: float  # share of the softmax that the tensor cores wait for
+    copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
+    waits: float = 0.5  # latencies of a load that a step along the keys waits for: fewer the more copies are in flight
+    widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
+    masks_skipped: bool = False  # finds out that a tile lies before the window by masking it
+    resident: Floats | int = 1  # tasks an SM holds
+    starts: Floats | float = 1.0  # start and end of a task over those of a common one
+    least_chunk: float = 128.0  # keys of a part; no library splits finer
+    in_order: bool = False  # tasks start as they are numbered, short ones of a request first, and not the longest first
+    most_splits: Floats | float = np.inf
+    matrix_factor: Floats | float = 1.0  # matrix time over that of an ideal loop
+    built_dims: tuple[float, ...] = ()  # head dimensions the kernel exists for; others are padded to them, or to multiples of 16
+    widening_bytes: Floats | float = 0.0  # per cached element, where a narrow cache is first rewritten in 16 bits and read again
+    is_simt: Any = False  # vector units do the matrix work
+    num_helpers: Floats | float = 1.0
+    mostly_reads: bool = True  # a long cache against few queries: DRAM does not turn around between reads and writes
+    writes_cache: Floats | float = 1.0  # 0 for encoders: new keys and values are attended to where they are
+    written_rows: Floats | float = 1.0  # head vectors that a token's key and value are, to the kernel that writes them
+    copies_queries: Any = False  # the operator rewrites the queries before it attends
+
+
+def mma_style(gpu: GpuSpec) -> str:
+    """How tensor instructions are issued: by each warp for itself, by warp groups, or by one thread into tensor memory."""
+    return {"sm_90": "wgmma", "sm_100": "tcgen05", "sm_103": "tcgen05"}.get(gpu.target, "sync")
+
+
+def newest_sglang(gpu: GpuSpec) -> str:
+    return {"wgmma": "fa3", "tcgen05": "trtllm"}.get(mma_style(gpu), "flashinfer_fa2")
+
+
+def resolved(identity: str | None, gpu: GpuSpec, known: Sequence[str] = IDENTITIES, default: str | None = None) -> str:
+    if identity is not None and identity not in known:
+        raise UnknownName.among("attention identity", identity, known)
+    return identity or default or newest_sglang(gpu)
+
+
+def by_dim(head_dim: Floats, *bounds: tuple[float, float], otherwise: float) -> Floats:
+    """The tile for the first bound that `head_dim` does not exceed."""
+    conditions, values = [head_dim <= bound for bound, _ in bounds], [np.full_like(head_dim, value) for _, value in bounds]
+    return np.select(conditions, values, otherwise)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What a library looks at when it picks its kernel. Arrays (L, 1)."""
+
+    gpu: GpuSpec
+    using: AttentionConstants
+    decode: bool
+    style: str
+    engine: str
+    dim: Floats
+    group: Floats  # query heads of a KV head
+    mean_packed: Floats  # rows of a request when its group is packed, on average
+    one_query: Any  # per request: libraries send such a prefill to their decode kernel
+    has_cache: Floats  # 0 for encoders, which attend without one
+    is_narrow: Any  # a cache of less than 16 bits
+    is_quantised: Any  # ... and 16-bit queries: a kernel of its own narrows what is new
+    has_window: Any
+
+    @property
+    def padded_values(self) -> Any:
+        """SGLang rewrites values of 128 for heads of 192, which no library takes as they are: small kernels of its operator."""
+        return np.where((self.dim == 192) & (self.engine == "sglang"), 2.0, 0.0)
+
+    @property
+    def legacy(self) -> float:
+        """Matrix time of mma.sync over that of the GPU's own instructions."""
+        return 1.0 / LEGACY_MMA.get(self.gpu.target, 1.0)
+
+    @property
+    def by_warps(self) -> dict[str, Any]:
+        """Threads copy keys and issue their own matrix instructions."""
+        return {
+            "exposed": self.using.exposed,
+            "copy_bytes_per_clock": self.using.thread_copy_bytes_per_clock,
+            "waits": 1.0,
+            "widens": True,
+            "mostly_reads": self.decode,
+            "writes_cache": np.where(self.engine == "trtllm", 1.0, self.has_cache),
+            "written_rows": np.where(self.is_narrow, 4.0, 2.0) if self.engine == "vllm" and self.style != "sync" else 1.0,
+        }
+
+    @property
+    def native(self) -> dict[str, Any]:
+        """As the GPU's own instructions let a kernel do it."""
+        if self.style == "sync":
+            return self.by_warps
+        exposed = self.using.exposed / (1.0 if self.style == "wgmma" else TENSOR_MEMORY)
+        return self.by_warps | {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK, "waits": 0.5, "widens": False}
+
+
+def _flashinfer_fa2(of: Setting) -> Loop:
+    large = np.where(of.dim < 256, 128.0, 64.0)
+    return Loop(
+        tile_q=np.where(of.mean_packed > 64, large, np.where(of.mean_packed > 16, 64.0, 16.0)),
+        tile_kv=by_dim(of.dim, (128, 64), otherwise=32) * np.where(of.is_quantised, 2.0, 1.0),
+        packs=True,
+        in_order=True,
+        resident=2,
+        starts=np.where(of.is_narrow, 3.0, np.where(of.group >= FLASHINFER_TENSOR_GROUP, 2.0, 1.0)) if of.decode else 1.0,
+        matrix_factor=of.legacy,
+        num_helpers=of.has_cache * (1.0 if of.decode else 0.0) + np.where(of.is_quantised, 1.0, 0.0),
+        **of.by_warps,
+    )
+
+
+def _fa2(of: Setting) -> Loop:
+    """Paged caches always go to its split kernel (64 queries per tile), even where it does not split; encoders to the plain one."""
+    is_paged = of.has_cache > 0
+    has_small_shared = (of.gpu.shared_bytes_per_sm or 0) < 150_000
+    swaps = of.one_query & ~of.has_window & (of.group > 1)  # heads of a group become rows: copies before and after
+    plain_q = by_dim(of.dim, (192, 128), otherwise=64)
+    plain_kv = by_dim(of.dim, (64, 128), (128, 32 if has_small_shared else 64), otherwise=64)
+    return Loop(
+        tile_q=np.where(is_paged, 64.0, plain_q),
+        tile_kv=np.where(is_paged, by_dim(of.dim, (64, 256), (128, 128), otherwise=64), plain_kv),
+        packs=swaps,
+        built_dims=FLASH_DIMS,
+        in_order=True,
+        resident=np.where(is_paged & has_small_shared, 1.0, 2.0),
+        most_splits=np.where(of.one_query, np.inf, 1.0),
+        matrix_factor=of.legacy,
+        num_helpers=of.has_cache * np.where(swaps, 3.0, 1.0),
+        **of.by_warps,
+    )
+
+
+def _fa3(of: Setting) -> Loop:
+    """Before Hopper it is built on warps' own instructions, with shorter key tiles."""
+    is_old = of.style == "sync"
+    hopper_kv = by_dim(of.dim, (128, 128), (192, 112), (256, 80), otherwise=64)
+    return Loop(
+        tile_q=by_dim(of.dim, (64, 128 if is_old else 192), otherwise=128),
+        tile_kv=by_dim(of.dim, (64, 112), otherwise=64) if is_old else hopper_kv,
+        packs=True,
+        built_dims=FLASH_DIMS,
+        num_helpers=(1.0 + (of.engine == "vllm") if of.decode else 1.0 + of.has_cache)
+        + np.where(of.is_quantised, 1.0, 0.0) * of.has_cache
+        + of.padded_values,
+        copies_queries=of.is_quantised,
+        **of.native,
+    )
+
+
+def _fa4(of: Setting) -> Loop:
+    """Two tiles of 128 queries in turns, where tensor memory holds their scores."""
+    return (
+        replace(_fa3(of), tile_q=np.full_like(of.dim, 256.0), num_helpers=of.has_cache, built_dims=())
+        if of.style == "tcgen05"
+        else _fa3(of)
+    )
+
+
+def _trtllm(of: Setting) -> Loop:
+    """Its generated kernels on data-centre Blackwell; elsewhere FMHA for prefill and XQA for decode."""
+    if of.decode:
+        return _trtllm_decode(of)
+    return _trtllm_generated(of) if of.style == "tcgen05" else _trtllm_prefill(of)
+
+
+def _trtllm_helpers(of: Setting) -> Any:
+    """TensorRT-LLM's own operator lays out queries, keys and values first; the others only write their cache."""
+    if of.engine != "trtllm":
+        return of.has_cache * (2.0 if of.engine == "vllm" else np.where(of.is_narrow, 3.0, 1.0))
+    return (1.5 if of.style == "sync" else 2.0) + of.has_cache
+
+
+def _trtllm_prefill(of: Setting) -> Loop:
+    """64 queries per warp; on Hopper two warp groups have 64 each, with long key tiles."""
+    is_old = of.style == "sync"
+    lacks_fp8 = of.is_narrow & ~of.is_quantised & ~np.isin(of.dim, (128.0, 192.0)) if is_old else False
+    return Loop(
+        tile_q=np.full_like(of.dim, 64.0 if is_old else 128.0),
+        tile_kv=np.full_like(of.dim, 32.0) if is_old else by_dim(of.dim, (64, 256), (128, 128), otherwise=64),
+        packs=False,
+        in_order=True,
+        resident=2 if is_old else 1,
+        most_splits=1.0,
+        built_dims=() if is_old else FLASH_DIMS,
+        matrix_factor=of.using.plain_loop * np.where(lacks_fp8, FP8_FALLBACK, 1.0) if is_old else 1.0,
+        num_helpers=_trtllm_helpers(of),
+        copies_queries=(of.engine == "trtllm") & (of.has_cache > 0),
+        **of.native,
+    )
+
+
+def _trtllm_generated(of: Setting) -> Loop:
+    """Two tiles of 128 queries of one head in turns; one where the head is too wide for two accumulators."""
+    few = _trtllm_decode(of)
+    return replace(
+        few,
+        tile_q=np.where(of.one_query, few.tile_q, by_dim(of.dim, (192, 256), otherwise=128)),
+        matrix_factor=np.where(of.one_query, few.matrix_factor, 1.0),
+        packs=few.packs & of.one_query,
+        is_simt=few.is_simt & of.one_query,
+        most_splits=np.where(of.one_query, np.inf, 1.0),
+        num_helpers=_trtllm_helpers(of),
+        copies_queries=((of.engine == "trtllm") | of.is_narrow & (of.engine == "sglang")) & (of.has_cache > 0),
+    )
+
+
+def _trtllm_decode(of: Setting) -> Loop:
+    """Groups too wide for its tiles fall back to one walk per query head, in its own engine on Blackwell too."""
+    is_new, is_old = of.style == "tcgen05", of.style == "sync"
+    is_wide = of.group > WIDEST_XQA_GROUP
+    is_alone = (is_wide & (of.engine == "trtllm")) if is_new else is_wide | (of.group == 1)
+    step = 8.0 if is_new else 16.0
+    loads = of.native
+    if of.style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
+        loads |= {"copy_bytes_per_clock": np.where(of.is_narrow, BULK_COPY_BYTES_PER_CLOCK, of.using.thread_copy_bytes_per_clock)}
+    helpers: dict[str, Any] = {"trtllm": 2.0 if is_new else 1.0, "vllm": np.where(of.is_narrow, 2.0, 1.5)}
+    rows = np.where(is_alone, 1.0, ceil_div(of.group, step) * step)
+    return Loop(
+        tile_q=rows,
+        matrix_factor=np.maximum(1.0, FEWEST_ROWS / rows) if is_new else XQA_ROWS,
+        tile_kv=by_dim(of.dim, (128, 128), otherwise=64),
+        packs=~is_alone,
+        resident=np.where(is_alone, 2.0, 1.0),
+        most_splits=np.where(of.is_narrow & is_old & ~is_alone, 1.0, np.inf),  # XQA never splits fp8 caches before Hopper
+        starts=1.0 if is_new else np.where(is_alone | (of.is_narrow & (of.style == "wgmma")), 1.0, XQA_STARTS),
+        least_chunk=128.0 if is_new else 256.0,
+        is_simt=is_alone,
+        num_helpers=helpers.get(of.engine, np.where(of.is_narrow, 4.0, 1.0)),
+        copies_queries=of.engine == "trtllm",
+        **loads,
+    )
+
+
+def _triton(of: Setting) -> Loop:
+    """SGLang's extend kernel takes 64 or 128 queries of one head; its encoder kernel squares; vLLM's packs a group into 16 rows."""
+    is_encoder = of.has_cache == 0
+    if of.engine == "vllm":
+        tile_q, tile_kv, packs = np.maximum(16.0, np.exp2(np.ceil(np.log2(of.group)))), np.full_like(of.dim, 32.0), np.bool_(True)
+    else:
+        small = of.gpu.target in ("sm_86", "sm_89", "sm_120")
+        wide = 128.0 if of.gpu.target in ("sm_90", "sm_100", "sm_103") else 64.0
+        extend_q = by_dim(of.dim, (256, wide), otherwise=32)
+        extend_kv = by_dim(of.dim, (128, 128 if small else 64), (256, 64), otherwise=32 if small else 64)
+        side = 64.0 if of.gpu.target in ("sm_80", "sm_86", "sm_89") else 128.0
+        tile_q = np.where(of.one_query, 16.0, np.where(is_encoder, side, extend_q))
+        tile_kv = np.where(of.one_query, by_dim(of.dim, (256, 64), otherwise=32), np.where(is_encoder, side, extend_kv))
+        packs = of.one_query
+    few_rows = 1.0 if of.engine == "vllm" else np.clip(ROWS_OF_WARPS / tile_q, 1.0, 4.0)
+    few_warps = np.where(is_encoder & (of.dim <= 64) & (tile_q >= 128), 1.4, 1.0)  # four warps for a tile that wants eight
+    return Loop(
+        tile_q=tile_q,
+        tile_kv=tile_kv,
+        packs=packs,
+        in_order=True,
+        resident=2,
+        most_splits=np.where(of.one_query, 8.0, 1.0),
+        built_dims=POWERS,
+        masks_skipped=not of.decode and of.engine != "vllm",
+        matrix_factor=of.legacy * of.using.plain_loop * np.where(of.dim % 16 > 0, UNALIGNED, few_warps) * few_rows,
+        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0) + of.padded_values,
+        **of.by_warps | {"waits": 4.0},
+    )
+
+
+LOOPS = {
+    "flashinfer_fa2": _flashinfer_fa2,
+    "flashinfer_fa3": _fa3,
+    "fa2": _fa2,
+    "fa3": _fa3,
+    "fa4": _fa4,
+    "trtllm": _trtllm,
+    "triton": _triton,
+}
