@@ -13,7 +13,7 @@ from tilecast import hardware
 from tilecast.datasets.schema import conform, schema
 from tilecast.errors import InvalidInput, MissingData, UnknownName
 from tilecast.execution import Protocol
-from tilecast.kernels.base import execution_of
+from tilecast.kernels.base import priced
 from tilecast.kernels.gemm import Gemm
 from tilecast.learning import training
 from tilecast.learning.correction import Correction, read, write
@@ -63,7 +63,7 @@ def fitted() -> Correction:
 def ratio(correction: Correction, gpu: str, **sizes: Any) -> np.ndarray:
     """Median over analytic time."""
     spec, kernel = hardware.gpu(gpu), Gemm(**sizes)
-    return np.exp(correction.correct(launches(kernel, spec, execution_of(kernel, spec, COLD), "sglang"), spec).log_ratio)
+    return np.exp(correction.correct(launches(kernel, spec, priced(kernel, spec, COLD), "sglang"), spec).log_ratio)
 
 
 SHAPES = {"m": np.array([32, 256, 512, 2048]), "k": np.array([512, 4096, 2048, 1024])}
@@ -102,7 +102,7 @@ def test_rows_nobody_has_seen_fall_into_the_interval_about_four_times_in_five() 
     for gpu in FACTOR:
         mine = fresh.filter(pl.col("gpu").cast(pl.String) == gpu)
         kernel, spec = Gemm(m=mine["m"].to_numpy(), n=mine["n"].to_numpy(), k=mine["k"].to_numpy()), hardware.gpu(gpu)
-        analysis = execution_of(kernel, spec, COLD)
+        analysis = priced(kernel, spec, COLD)
         found = fitted().correct(launches(kernel, spec, analysis, "sglang"), spec)
         error = np.log(mine["latency_s"].to_numpy() / analysis.analytic_s) - found.log_ratio
         inside += int((np.abs(error) <= found.width).sum())
