@@ -96,7 +96,8 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     busiest = ceil(mean_tasks) if tasks.busiest_tasks is None else maximum(tasks.busiest_tasks, mean_tasks)
     rounds = tasks.rounds
     if rounds is None:
-        rounds = ceil(busiest / tasks.resident)
+        deals_whole_tasks = tasks.busiest_tasks is None and isinstance(tasks.resident, int) and tasks.resident == 1
+        rounds = busiest if deals_whole_tasks else ceil(busiest / tasks.resident)
 
     work = _work_per_task(tasks, gpu, rates)
     boost_hz = gpu.boost_clock_hz

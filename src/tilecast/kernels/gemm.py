@@ -14,7 +14,7 @@ from tilecast.dtypes import Quantisation, quantisation
 from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import launch_seconds
-from tilecast.execution.arithmetic import maximum
+from tilecast.execution.arithmetic import maximum, where
 from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
 from tilecast.execution.tasks import Floats, Numbers, ceil_div
 from tilecast.hardware import GpuSpec
@@ -78,7 +78,7 @@ class Gemm:
         if may_split or self.split:
             l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
             sums_s = batch * m * n * 8.0 / l2_per_s  # of one part: fp32, written and read again
-            fixed_s = fixed_s + (split > 1) * (launch_seconds(gpu, using) + split * sums_s)
+            fixed_s = fixed_s + where(split > 1, launch_seconds(gpu, using) + split * sums_s, 0.0)
         return TaskSet(
             matrix_dtype=held.compute.name,
             num_tasks=output_tiles * split,

@@ -152,9 +152,9 @@ def _problem(asked: Moe) -> Problem:
     _require(size["topk"] <= size["num_experts"], "topk = {topk} exceeds num_experts = {num_experts}", size)
     _require(size["num_experts"] % size["ep"] == 0, "num_experts = {num_experts} must be a multiple of ep = {ep}", size)
     _require(size["inter_size"] % size["tp"] == 0, "inter_size = {inter_size} must be a multiple of tp = {tp}", size)
-    for name in np.unique(texts["moe_pass"]):
+    for name in sorted(set(texts["moe_pass"].tolist())):
         if name not in PASSES:
-            raise UnknownName.among("moe_pass", str(name), PASSES)
+            raise UnknownName.among("moe_pass", name, PASSES)
     passes = texts["moe_pass"][:, None]
     return Problem(
         num_tokens=size["num_tokens"],
@@ -164,8 +164,8 @@ def _problem(asked: Moe) -> Problem:
         topk=size["topk"],
         ep=size["ep"],
         distribution=texts["distribution"],
-        runs_w13=np.isin(passes, ("w13", "both")),
-        runs_w2=np.isin(passes, ("w2", "both")),
+        runs_w13=passes != "w2",
+        runs_w2=passes != "w13",
         gate=np.where(gated, 2.0, 1.0)[:, None],
     )
 
@@ -254,31 +254,44 @@ class Load:
 
 def rank_load(problem: Problem, tile_rows: Floats) -> Load:
     """Loads of the busiest rank, worked out once for each different histogram."""
+    if len(problem.num_tokens) == 1:
+        return _load_of(str(problem.distribution[0]), problem.num_tokens, problem.num_experts, problem.topk, problem.ep, tile_rows)
     keys = [problem.num_tokens, problem.num_experts, problem.topk, problem.ep, *([tile_rows] if len(tile_rows) > 1 else [])]
     kinds, kind = np.unique(problem.distribution, return_inverse=True)
     first, where = _distinct([np.broadcast_to(kind, len(problem.num_tokens)), *(key[:, 0] for key in keys)])
-    tokens, experts, topk, ep = (key[first, 0] for key in keys[:4])
+    tokens, experts, topk, ep = (key[first] for key in keys[:4])
     kind_of = np.broadcast_to(kind, len(problem.num_tokens))[first]
     rows = tile_rows[first] if len(tile_rows) > 1 else tile_rows
     pairs, active = np.empty((2, len(first), 1))
     row_tiles = np.empty((len(first), rows.shape[1]))
-    shapes, group = np.unique(np.stack([kind_of, experts, ep], axis=1), axis=0, return_inverse=True)
-    for index, (code, num_experts, ranks) in enumerate(shapes):
+    shapes, group = np.unique(np.stack([kind_of, experts[:, 0], ep[:, 0]], axis=1), axis=0, return_inverse=True)
+    for index, (code, _, _) in enumerate(shapes):
         some = np.flatnonzero(group.reshape(-1) == index)
-        loads_LDE = _busiest_rank(str(kinds[int(code)]), tokens[some], int(num_experts), topk[some], int(ranks))
-        draws = loads_LDE.shape[1]
-        flat = loads_LDE.reshape(len(some), -1)
-        pairs[some, 0], active[some, 0] = flat.sum(axis=1) / draws, (flat > 0).sum(axis=1) / draws
-        row_tiles[some] = _row_tiles(flat, rows[some] if len(rows) > 1 else rows) / draws
+        of_some = rows[some] if len(rows) > 1 else rows
+        load = _load_of(str(kinds[int(code)]), tokens[some], experts[some], topk[some], ep[some], of_some)
+        pairs[some], active[some], row_tiles[some] = load.pairs, load.active_experts, load.row_tiles
     return Load(pairs=pairs[where], active_experts=active[where], row_tiles=row_tiles[where])
+
+
+def _load_of(distribution: str, tokens: Floats, experts: Floats, topk: Floats, ep: Floats, rows: Floats) -> Load:
+    """Launches (L, 1) that share their distribution and their numbers of experts and ranks."""
+    loads_LDE = _busiest_rank(distribution, tokens[:, 0], int(experts[0, 0]), topk[:, 0], int(ep[0, 0]))
+    draws = loads_LDE.shape[1]
+    flat = loads_LDE.reshape(len(tokens), -1)
+    return Load(
+        pairs=flat.sum(axis=1, keepdims=True) / draws,
+        active_experts=np.count_nonzero(flat > 0, axis=1, keepdims=True) / draws,
+        row_tiles=_row_tiles(flat, rows) / draws,
+    )
 
 
 def _row_tiles(loads_LE: Floats, rows: Floats) -> Floats:
     """Tiles along the tokens (L, V): `rows` is one row of V candidates for all launches, or a column with each launch's own."""
     if len(rows) > 1:
         return np.asarray(np.ceil(loads_LE / rows).sum(axis=1, keepdims=True))
-    heights, column = np.unique(rows[0], return_inverse=True)
-    return np.stack([np.ceil(loads_LE / height).sum(axis=1) for height in heights], axis=1)[:, column]
+    heights = sorted(set(rows[0].tolist()))
+    tiles = np.stack([np.ceil(loads_LE / height).sum(axis=1) for height in heights], axis=1)
+    return tiles[:, [heights.index(height) for height in rows[0].tolist()]]
 
 
 def _distinct(columns: list[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -19,7 +19,7 @@ from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
 
 LISTS = (np.ndarray, list)
-BLOCK = 4096  # launches priced at once: their arrays stay in the processor's cache
+BLOCK = 2048  # launches priced at once: their arrays stay in the processor's cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,11 @@ def predict_kernel(
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
     protocol = Protocol(timer=timer, cache=cache)
     run = replace(kernel, engine=engine) if getattr(kernel, "engine", engine) is None else kernel
-    parts = [_predict_part(part, spec, protocol, engine, learned) for part in _blocks(run)]
-    joined = parts[0] if len(parts) == 1 else _concatenated(parts)
+    blocks = _blocks(run)
+    if len(blocks) == 1:
+        joined = _predict_part(run, spec, protocol, engine, learned)
+    else:
+        joined = _concatenated([_predict_part(block, spec, protocol, engine, learned).settled() for block in blocks])
     return KernelPrediction(
         kernel=kernel,
         gpu=spec,
@@ -104,6 +107,11 @@ class _Part:
     low_s: Floats
     high_s: Floats
     basis: np.ndarray
+
+    def settled(self) -> "_Part":
+        """The same with its account made: what that is made of, kept for every block, would fill the memory."""
+        self.analysed()
+        return self
 
 
 def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool) -> _Part:
@@ -166,8 +174,7 @@ def _concatenated(parts: list[Any]) -> Any:
         elif isinstance(values[0], np.ndarray):
             joined[entry.name] = np.concatenate(values)
         elif isinstance(values[0], Once):
-            accounts = [value() for value in values]  # now: what they are made of, kept for every block, would fill the memory
-            joined[entry.name] = Once(partial(_concatenated, accounts))
+            joined[entry.name] = Once(partial(_concatenated, [value() for value in values]))
         else:
             joined[entry.name] = _concatenated(values)
     return type(first)(**joined)
