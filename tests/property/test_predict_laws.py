@@ -41,7 +41,7 @@ def test_twice_the_requests_or_the_prompt_is_never_faster(model, gpu, batch, isl
 def test_more_layers_or_tokens_take_longer(model, gpu, batch, isl, osl):
     config = model_config(model)
     base = predict(config, gpu, batch=batch, isl=isl, osl=osl)
-    deeper = predict(replace(config, num_layers=config.num_layers + 1), gpu, batch=batch, isl=isl, osl=osl)
+    deeper = predict(replace(config, layers=(*config.layers, config.layers[-1])), gpu, batch=batch, isl=isl, osl=osl)
     longer = predict(config, gpu, batch=batch, isl=isl, osl=osl + 1)
     assert deeper.prefill_s.median > base.prefill_s.median or base.prefill_s == deeper.prefill_s
     assert deeper.decode_step_s.median > base.decode_step_s.median
