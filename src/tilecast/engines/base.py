@@ -140,9 +140,12 @@ def kernel_step(
         fused.add("shared_expert")
     calls = []
 
+    beside = engine.fact("runs_beside_in_decode") if tokens.phase == "decode" else {}
+
     def launch(name: str, family: str, held: str, count: int, **parameters: Any) -> None:
         built = kernel(family)(dtype=held, **parameters)
-        calls.append(KernelCall(name, tokens.phase, built, count, engine.cache.get(family, "warm")))
+        asked = engine.fact("experts_measured_in").get(held, engine.name) if family == "moe" else engine.name
+        calls.append(KernelCall(name, tokens.phase, built, count, engine.cache.get(family, "warm"), asked, beside.get(name)))
 
     for operation in operations:
         if operation.role in fused or operation.phase not in (None, tokens.phase):

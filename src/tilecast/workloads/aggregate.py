@@ -5,8 +5,8 @@ comes out within 0.1 % of the sum over all steps. Errors of one GPU go together 
 the bounds of a sum are the sums of the bounds.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -65,9 +65,19 @@ def price_step(step: Step, gpu: GpuSpec, price: Price = predict_kernel) -> StepT
     for places in groups.values():
         calls = [step.calls[place] for place in places]
         times |= dict(zip(places, _price_group(calls, step.num_steps, gpu, price), strict=True))
-    ordered = tuple(times[place] for place in range(len(step.calls)))
+    ordered = tuple(_uncovered(times[place], times, step) for place in range(len(step.calls)))
     total = {name: np.sum([getattr(time, name) for time in ordered], axis=0) for name in ("median_s", "low_s", "high_s")}
     return StepTime(calls=ordered, basis=weakest([time.basis for time in ordered]), **total)
+
+
+def _uncovered(time: CallTime, times: Mapping[int, CallTime], step: Step) -> CallTime:
+    """What is left of a call that another one runs beside."""
+    if time.call.beside is None:
+        return time
+    other = next(times[place] for place, call in enumerate(step.calls) if call.name == time.call.beside)
+    left = {name: np.maximum(getattr(time, name) - getattr(other, name), 0.0) for name in ("median_s", "low_s", "high_s", "bound_s")}
+    left |= {"low_s": np.minimum(left["low_s"], left["median_s"]), "high_s": np.maximum(left["high_s"], left["median_s"])}
+    return replace(time, **left)
 
 
 def _kind(call: KernelCall, place: int) -> object:
@@ -76,7 +86,7 @@ def _kind(call: KernelCall, place: int) -> object:
     if any(isinstance(value, list | tuple) or np.ndim(value) > 1 for value in values.values()):
         return place
     others = tuple((name, repr(value)) for name, value in values.items() if not _is_number(value))
-    return type(call.kernel), call.cache, others
+    return type(call.kernel), call.cache, call.measured_in, others
 
 
 def _is_number(value: object) -> bool:
@@ -88,7 +98,7 @@ def _price_group(calls: list[KernelCall], num_steps: int, gpu: GpuSpec, price: P
     names = [entry.name for entry in fields(first.kernel) if _is_number(getattr(first.kernel, entry.name))]
     ragged = any(isinstance(getattr(first.kernel, entry.name), list | tuple) for entry in fields(first.kernel))
     if ragged or not names:
-        predicted = price(first.kernel, gpu, cache=first.cache)
+        predicted = price(first.kernel, gpu, cache=first.cache, engine=first.measured_in)
         return [_call_time(call, predicted, slice(None), num_steps) for call in calls]
     table = np.concatenate(
         [
@@ -99,7 +109,7 @@ def _price_group(calls: list[KernelCall], num_steps: int, gpu: GpuSpec, price: P
     distinct, where = np.unique(table, axis=0, return_inverse=True)
     others = {entry.name: getattr(first.kernel, entry.name) for entry in fields(first.kernel) if entry.name not in names}
     kernel = type(first.kernel)(**others, **{name: distinct[:, column] for column, name in enumerate(names)})
-    predicted = price(kernel, gpu, cache=first.cache)
+    predicted = price(kernel, gpu, cache=first.cache, engine=first.measured_in)
     rows = where.reshape(len(calls), num_steps)
     return [_call_time(call, predicted, rows[place], num_steps) for place, call in enumerate(calls)]
 

@@ -21,6 +21,8 @@ class KernelCall:
     kernel: Any
     count: int
     cache: str = "warm"  # what L2 holds of its operands when it starts
+    measured_in: str = "sglang"  # the engine whose measurements of this kernel are asked, where several measured it
+    beside: str | None = None  # the call that runs at the same time on another stream: only what it takes longer counts
 
 
 @dataclass(frozen=True, slots=True)
