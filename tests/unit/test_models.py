@@ -232,3 +232,30 @@ def test_the_time_on_each_basis_adds_up():
     assert sum(found.basis_shares.values()) == pytest.approx(1.0)
     assert list(found.basis_shares)[-1] == found.basis
     assert found.to_dict()["basis_shares"] == found.basis_shares
+
+
+@pytest.mark.parametrize(
+    "id", ["deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-120b", "meta-llama/Llama-4-Scout-17B-16E-Instruct"]
+)
+@pytest.mark.parametrize(
+    "split", [{"ep": 8}, {"dp_attention": 8}, {"ep": 4, "dp_attention": 2}, {"pp": 2}, {"pp": 2, "ep": 8, "dp_attention": 4}], ids=str
+)  # fmt: skip
+def test_every_way_to_split_runs_ragged_batches_and_holds_less(id, split):
+    requests = [(900, 20), (30, 5), (400, 30), (1200, 3), (77, 12)]
+    whole = predict(id, "h200-sxm", tp=4 if "Scout" in id else 8, requests=requests)
+    split = {name: min(value, whole.tp) if name != "pp" else value for name, value in split.items()}
+    found = predict(id, "h200-sxm", tp=whole.tp, requests=requests, **split)
+    assert 0 < found.prefill_s.low < found.prefill_s.median < found.prefill_s.high
+    assert found.decode_steps == 29
+    assert ("hidden_gather" in {part.name for part in found.breakdown}) == ("dp_attention" in split)
+    if "pp" in split:
+        assert found.memory.weights_bytes < 0.6 * whole.memory.weights_bytes
+    elif "dp_attention" in split:  # attention and embedding are held more than once
+        assert found.memory.weights_bytes > whole.memory.weights_bytes
+
+
+def test_data_parallel_attention_of_one_request_leaves_the_others_idle():
+    # Two requests on eight ranks: each of two ranks has one, so attention sees a batch of one and the experts both tokens.
+    parts = predict("deepseek-ai/DeepSeek-V3", "h200-sxm", tp=8, dp_attention=8, batch=2, isl=100, osl=4).breakdown
+    sizes = {part.name: part.sizes for part in parts if part.phase == "decode"}
+    assert (sizes["attention"]["batch"], sizes["attention"]["num_heads"], sizes["experts"]["num_tokens"]) == (1, 128, 2)
