@@ -78,8 +78,8 @@ def compact(id: str, table: Mapping[str, Any]) -> dict[str, Any]:
         less = {key: value for key, value in text.items() if key != field}
         if facts(less) == whole:
             text = less
-    also = {"also": ALSO[id]} if id in ALSO else {}
-    return also | text
+    also: dict[str, Any] = {"also": ALSO[id]} if id in ALSO else {}
+    return also | text | ({"multimodal": True} if table.get("text_config") else {})
 
 
 def facts(table: Mapping[str, Any]) -> ModelConfig | None:

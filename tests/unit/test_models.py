@@ -259,3 +259,10 @@ def test_data_parallel_attention_of_one_request_leaves_the_others_idle():
     parts = predict("deepseek-ai/DeepSeek-V3", "h200-sxm", tp=8, dp_attention=8, batch=2, isl=100, osl=4).breakdown
     sizes = {part.name: part.sizes for part in parts if part.phase == "decode"}
     assert (sizes["attention"]["batch"], sizes["attention"]["num_heads"], sizes["experts"]["num_tokens"]) == (1, 128, 2)
+
+
+def test_a_model_with_an_image_encoder_says_that_only_its_language_part_is_counted():
+    asked = {"batch": 1, "isl": 16, "osl": 2}
+    for id in ("Qwen/Qwen3-VL-8B-Instruct", "google/gemma-3-27b-it", "moonshotai/Kimi-K2.5"):
+        assert any("only the language model" in warning for warning in predict(id, "h200-sxm", **asked).warnings), id
+    assert not predict("Qwen/Qwen3-8B", "h200-sxm", **asked).warnings

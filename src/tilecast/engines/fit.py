@@ -11,7 +11,7 @@ from tilecast.hardware import GpuSpec
 from tilecast.workloads.architectures import architecture
 from tilecast.workloads.graph import LONGEST, Batch
 from tilecast.workloads.memory import Memory, activations_bytes, kv_cache_bytes, weights_bytes
-from tilecast.workloads.model import ModelConfig
+from tilecast.workloads.model import Layer, ModelConfig, counted
 from tilecast.workloads.parallelism import Shard, node_for, sharded
 from tilecast.workloads.quantisation import NAMES, requantised
 
@@ -39,10 +39,16 @@ def stage_weights(config: ModelConfig, shard: Shard) -> list[int]:
 
 
 def stage_caches(config: ModelConfig, shard: Shard, engine: Engine, rank: Batch, kv_dtype: str) -> list[int]:
-    if config.is_encoder:
-        return [0] * shard.pp
-    drops, stages = engine.drops_keys_outside_window(config), (shard.stage(config.layers, stage) for stage in range(shard.pp))
-    return [kv_cache_bytes(layers, shard, rank, kv_dtype, drops_outside_window=drops) for layers in stages]
+    return [_cache(config, shard, engine, rank, kv_dtype, kinds) for kinds in _stage_kinds(config, shard)]
+
+
+def _stage_kinds(config: ModelConfig, shard: Shard) -> list[list[tuple[Layer, int]]]:
+    return [counted(shard.stage(config.layers, stage)) for stage in range(shard.pp)]
+
+
+def _cache(config: ModelConfig, shard: Shard, engine: Engine, rank: Batch, kv_dtype: str, kinds: list[tuple[Layer, int]]) -> int:
+    drops = engine.drops_keys_outside_window(config)
+    return 0 if config.is_encoder else kv_cache_bytes(kinds, shard, rank, kv_dtype, drops_outside_window=drops)
 
 
 def with_room(found: Memory, config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, batch: Batch, kv_dtype: str) -> Memory:
@@ -50,16 +56,17 @@ def with_room(found: Memory, config: ModelConfig, shard: Shard, engine: Engine, 
     room: dict[str, Any] = {}
     if len(set(batch.input_tokens)) == len(set(batch.output_tokens)) == 1:
         isl, osl, requests = batch.input_tokens[0], batch.output_tokens[0], batch.num_requests
-        weights = stage_weights(config, shard)
+        weights, stages = stage_weights(config, shard), _stage_kinds(config, shard)
+        short = replace(config, layers=tuple(layer for layer, _ in counted(config.layers)))  # the widest block is the same
 
         def fits(num_requests: int, prompt: int, caches: list[int]) -> bool:
             on_rank = -(-num_requests // shard.dp)
             kept = max(held + on_rank * cache for held, cache in zip(weights, caches, strict=True))
-            active = activations_bytes(config, shard, on_rank * prompt, num_requests * prompt, num_requests)
+            active = activations_bytes(short, shard, on_rank * prompt, num_requests * prompt, num_requests)
             return kept + active + found.reserved_bytes <= found.capacity_bytes
 
         def caches_of(prompt: int) -> list[int]:
-            return stage_caches(config, shard, engine, Batch((prompt,), (osl,)), kv_dtype)
+            return [_cache(config, shard, engine, Batch((prompt,), (osl,)), kv_dtype, kinds) for kinds in stages]
 
         one, limit = caches_of(isl), (config.max_context or LONGEST) - osl
         room["largest_batch"] = _largest(lambda number: fits(number, isl, one), MOST_REQUESTS)

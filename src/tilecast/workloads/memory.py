@@ -53,12 +53,12 @@ def weights_bytes(config: ModelConfig, operations: Iterable[Operation]) -> int:
     return round(sum(held))
 
 
-def kv_cache_bytes(layers: Iterable[Layer], shard: Shard, batch: Batch, kv_dtype: str, *, drops_outside_window: bool) -> int:
+def kv_cache_bytes(kinds: Iterable[tuple[Layer, int]], shard: Shard, batch: Batch, kv_dtype: str, *, drops_outside_window: bool) -> int:
     """A KV head that is copied counts on every GPU that has it; so does a latent, which all heads share."""
     lengths = [asked + given for asked, given in zip(batch.input_tokens, batch.output_tokens, strict=True)]
     whole = sum(lengths)
     elements = 0
-    for layer, times in counted(layers):
+    for layer, times in kinds:
         attention, tokens = layer.attention, whole * times
         if attention.window and drops_outside_window:
             tokens = sum(min(length, attention.window) for length in lengths) * times

@@ -118,7 +118,9 @@ def _inner(table: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def text_notes(table: Mapping[str, Any]) -> tuple[str, ...]:
-    return ("only the language model is counted, not its image or sound encoder",) if _inner(table) else ()
+    """`multimodal` is the bundle's word for a config whose other parts were left out."""
+    is_part = _inner(table) or table.get("multimodal")
+    return ("only the language model is counted, not its image or sound encoder",) if is_part else ()
 
 
 def number_format(table: Mapping[str, Any]) -> str:
