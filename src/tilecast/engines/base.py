@@ -144,7 +144,7 @@ def kernel_step(
 
     def launch(name: str, family: str, held: str, count: int, **parameters: Any) -> None:
         built = kernel(family)(dtype=held, **parameters)
-        asked = engine.fact("experts_measured_in").get(held, engine.name) if family == "moe" else engine.name
+        asked = engine.fact("experts_measured_in").get(held, engine.name) if family == "moe" and shard.ep == 1 else engine.name
         calls.append(KernelCall(name, tokens.phase, built, count, engine.cache.get(family, "warm"), asked, beside.get(name)))
 
     for operation in operations:
