@@ -92,4 +92,4 @@ def test_the_cache_in_bytes():
     # Keys and values: 2 x 64 layers x 4 heads x 128 x 2 bytes = 131,072 a token on each GPU; 8 x (1000 + 24) tokens.
     assert predict("Qwen/Qwen3-32B", "h100-sxm", tp=2, batch=8, isl=1000, osl=24).memory.kv_cache_bytes == 8 * 1024 * 131_072
     # Sixteen GPUs share eight KV heads: one on each, copied once.
-    assert sharded(model_config("Qwen/Qwen3-32B"), 16).num_kv_heads == 1
+    assert sharded(model_config("Qwen/Qwen3-32B"), 16).kv_heads(8) == 1

@@ -16,7 +16,7 @@ from tilecast.workloads.graph import Batch, decode_tokens
 from tilecast.workloads.model import model_config
 from tilecast.workloads.parallelism import node_for, sharded
 
-MODELS = ("Qwen/Qwen2.5-14B", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B")
+MODELS = ("Qwen/Qwen2.5-14B", "Qwen/Qwen3-8B", "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V2-Lite")
 GPUS = ("a100-sxm-80gb", "h100-sxm", "h20", "a40", "rtx-6000-ada", "b200-sxm")
 SLACK = 1.03  # a larger size may pick a better tile
 
@@ -41,7 +41,7 @@ def test_twice_the_requests_or_the_prompt_is_never_faster(model, gpu, batch, isl
 def test_more_layers_or_tokens_take_longer(model, gpu, batch, isl, osl):
     config = model_config(model)
     base = predict(config, gpu, batch=batch, isl=isl, osl=osl)
-    deeper = predict(replace(config, num_layers=config.num_layers + 1), gpu, batch=batch, isl=isl, osl=osl)
+    deeper = predict(replace(config, layers=(*config.layers, config.layers[-1])), gpu, batch=batch, isl=isl, osl=osl)
     longer = predict(config, gpu, batch=batch, isl=isl, osl=osl + 1)
     assert deeper.prefill_s.median > base.prefill_s.median or base.prefill_s == deeper.prefill_s
     assert deeper.decode_step_s.median > base.decode_step_s.median
@@ -96,6 +96,17 @@ def test_few_steps_stand_for_all_within_a_thousandth(gpu, batch):
     whole = decode_median_s("Qwen/Qwen3-8B", gpu, 1, batch, range(batch.num_decode_steps)).sum()
     few = step_weights(points) @ decode_median_s("Qwen/Qwen3-8B", gpu, 1, batch, points.tolist())
     assert few == pytest.approx(whole, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "tp"),
+    [("deepseek-ai/DeepSeek-V3", "h200-sxm", 8), ("openai/gpt-oss-120b", "h100-sxm", 1), ("google/gemma-3-27b-it", "a100-sxm-80gb", 2)],
+)
+@pytest.mark.parametrize("batch", [Batch.uniform(32, 300, 1500), Batch((7, 4000, 900), (1200, 700, 1200))], ids=["many", "ragged"])
+def test_few_steps_stand_for_all_with_latents_and_windows(model, gpu, tp, batch):
+    points = evaluated_steps(batch.output_tokens)
+    whole = decode_median_s(model, gpu, tp, batch, range(batch.num_decode_steps)).sum()
+    assert step_weights(points) @ decode_median_s(model, gpu, tp, batch, points.tolist()) == pytest.approx(whole, rel=1e-3)
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=50))

@@ -2,11 +2,11 @@
 
 import polars as pl
 
-from benchmarks.accuracy.peer_tables import Share, errors, parquet, plain, scored
+from benchmarks.accuracy.peer_tables import Share, errors, parquet, plain, scored, share
 from benchmarks.accuracy.result import Result, Suite
 from tilecast.datasets import store
 from tilecast.datasets.sources.pipeweave import GPUS
-from tilecast.engines.predict import Prediction, predict
+from tilecast.engines.predict import predict
 
 CASE = ("gpu", "tp", "pp", "model", "workload")
 PARTS = {"prefill": "prefill", "decode_step": "decode step", "total": "total"}
@@ -56,15 +56,19 @@ def ours(measured: pl.DataFrame) -> pl.DataFrame:
         mine = requests.filter(pl.col("workload") == case["workload"]).sort("request")
         pairs = list(mine.select("prefill_tokens", "output_len_used").iter_rows())
         found = predict(MODELS[case["model"]], case["gpu"], tp=case["tp"], requests=pairs, engine="sglang")
-        predicted += [{**case, "part": part, "predicted": seconds} for part, seconds in _parts(found).items()]
+        times = {"prefill": found.prefill_s, "decode step": found.decode_step_s, "total": found.total_s}
+        predicted += [{**case, "part": part, "predicted": time.median, "low": time.low, "high": time.high} for part, time in times.items()]
     frame = pl.DataFrame(predicted, schema_overrides={name: measured.schema[name] for name in (*CASE, "part")})
     return scored(measured.join(frame, on=[*CASE, "part"], how="inner", maintain_order="left"), "tilecast", "ours").select(
-        *measured.columns, "predictor", "kind", "predicted"
+        *measured.columns, "predictor", "kind", "predicted", "low", "high"
     )
 
 
-def _parts(found: Prediction) -> dict[str, float]:
-    return {"prefill": found.prefill_s.median, "decode step": found.decode_step_s.median, "total": found.total_s.median}
+def inside(answers: pl.DataFrame) -> list[Share]:
+    """The share of cases whose measured time lies in the 80 % interval."""
+    held = answers.group_by("part", maintain_order=True).agg(pl.col("measured").is_between("low", "high").mean(), pl.len())
+    name = "inside the 80 % interval, percent of cases"
+    return [share(f"{row['part']} {name}", "tilecast", 100 * row["measured"], row["len"]) for row in held.to_dicts()]
 
 
 def scaled_roofline(predictions: pl.DataFrame) -> pl.DataFrame:
@@ -80,7 +84,8 @@ def scaled_roofline(predictions: pl.DataFrame) -> pl.DataFrame:
 def run(quick: bool) -> Result:
     measured = cases()
     stored = peers(measured)
-    mine = ours(measured)
+    answers = ours(measured)
+    mine = answers.drop("low", "high")
     predictions = pl.concat([mine, stored, scaled_roofline(stored)])
     shared = mine.join(stored.select(CASE).unique(), on=CASE, how="semi")
     elsewhere = predictions.filter(~pl.col("gpu").is_in(FITTED_ON))
@@ -89,6 +94,7 @@ def run(quick: bool) -> Result:
         shares += errors(predictions.filter((pl.col("part") == part) & pl.col("kind").is_in(["ours", "peer"])), part, "cases")
         shares += errors(shared.filter(pl.col("part") == part), part, "the cases that peers predicted")
         shares += errors(elsewhere.filter(pl.col("part") == part), part, "cases on A40, H20 and RTX 6000 Ada")
+    shares += inside(answers)
     num_cases = measured.select(CASE).n_unique()
     return Result(
         suite=SUITE.name,

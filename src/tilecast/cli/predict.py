@@ -14,7 +14,7 @@ from tilecast.workloads.requests import read_requests
 BAR_WIDTH = 24
 MOST_SHOWN = 8  # lines a phase gets without --breakdown
 # Options of the contract that nothing stands behind yet -> the values that ask for nothing.
-NOT_YET = {"pp": ("1",), "ep": ("1",), "dp_attention": ("1", "false"), "quant": ("none", "bf16"), "concurrency": (), "profile": ()}
+NOT_YET: dict[str, tuple[str, ...]] = {"concurrency": (), "profile": ()}
 
 
 def _not_yet(function: Any) -> Any:
@@ -28,12 +28,17 @@ def _not_yet(function: Any) -> Any:
 @click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file.")
 @click.option("--engine", default="sglang", show_default=True, help="Which engine serves the model.")
 @click.option("--tp", type=int, default=1, show_default=True, help="Tensor parallel: GPUs that share every layer.")
+@click.option("--pp", type=int, default=1, show_default=True, help="Pipeline parallel: stages that hold runs of layers.")
+@click.option("--ep", type=int, default=1, show_default=True, help="Expert parallel: ranks, of the tp GPUs, that hold whole experts.")
+@click.option("--dp-attention", type=int, default=1, show_default=True, help="Data-parallel attention: groups, of the tp GPUs.")
 @click.option("--batch", type=int, help="Requests in the batch.")
 @click.option("--isl", type=int, help="Input tokens of each request.")
 @click.option("--osl", type=int, help="Output tokens of each request.")
 @click.option("--requests", "requests_path", metavar="FILE.csv", help="One request a line: input_tokens,output_tokens.")
 @click.option("--node", help="The box, as in `tilecast nodes` [default: the usual one of the GPU].")
+@click.option("--quant", help="Weights: bf16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
 @click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
+@click.option("--allow-longer-context", is_flag=True, help="Predict lengths beyond the model's limit all the same.")
 @click.option("--breakdown", is_flag=True, help="Every kernel with its sizes.")
 @set_option
 @output_options
@@ -62,7 +67,7 @@ def command(
     prediction = predict(model, gpu, **given, requests=requests, overrides=overrides)
     for warning in prediction.warnings:
         say(warning)
-    line = command_line("predict", model, gpu=gpu, **given, requests=requests_path, set=assignments)
+    line = command_line("predict", model, gpu=gpu, **_said(given), requests=requests_path, set=assignments)
     python = _python(model, gpu, given, requests, overrides)
     emit(predict_report(prediction, line, python, breakdown), as_json=as_json, as_csv=as_csv, as_python=as_python)
 
@@ -86,14 +91,19 @@ def predict_report(prediction: Prediction, line: str, python: str, breakdown: bo
 
 def _answer(prediction: Prediction) -> str:
     asked = prediction.batch
-    where = f"{prediction.tp} x {prediction.gpu.label}" if prediction.tp > 1 else prediction.gpu.label
+    where = f"{prediction.num_gpus} x {prediction.gpu.label}" if prediction.num_gpus > 1 else prediction.gpu.label
     requests = f"{asked.num_requests} request{'s' if asked.num_requests > 1 else ''}"
     decode = f", then {units.human('_s', prediction.decode_step_s.median)} a step" if prediction.decode_steps else ""
-    room = "" if prediction.fits else f"; it does not fit: {_bytes(prediction.memory.total_bytes)} a GPU"
+    room = "" if prediction.fits else f"; it does not fit, by {_bytes(prediction.memory.missing_bytes)} a GPU{_would_fit(prediction)}"
     return (
         f"{prediction.model.name} on {where} answers {requests} in {units.human('_s', prediction.total_s.median)}: first token after "
         f"{units.human('_s', prediction.prefill_s.median)}{decode}, {_rate(prediction.output_tokens_per_s.median)} tokens/s{room}."
     )
+
+
+def _would_fit(prediction: Prediction) -> str:
+    choices = [" ".join(f"--{name} {value}" for name, value in choice.items()) for choice in prediction.memory.would_fit]
+    return f": {' or '.join(choices)} would" if choices else ""
 
 
 def _headline(prediction: Prediction) -> Grid:
@@ -105,10 +115,17 @@ def _headline(prediction: Prediction) -> Grid:
         ("total", str(prediction.total_s), "prefill and all decode steps"),
         ("throughput", f"{_rate(rate.median)} ({_rate(rate.low)}-{_rate(rate.high)}) tokens/s", "output tokens of all requests / total"),
         ("memory", f"{_bytes(memory.total_bytes)} of {_bytes(memory.capacity_bytes)}", f"a GPU: {used}"),
-        ("fits", "yes" if prediction.fits else "no", f"{prediction.node or prediction.gpu.id}, {prediction.engine}"),
+        ("fits", "yes" if prediction.fits else "no", f"{prediction.node or prediction.gpu.id}, {prediction.engine}{_room(prediction)}"),
         ("basis", prediction.basis, "what the numbers rest on; in brackets the 80 % interval"),
     ]
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
+
+
+def _room(prediction: Prediction) -> str:
+    memory = prediction.memory
+    if memory.largest_batch is None or not memory.fits:
+        return ""
+    return f"; at most {memory.largest_batch:,} such requests, or {memory.largest_context or 0:,} tokens each"
 
 
 def _where(prediction: Prediction, phase: str, every: bool) -> Grid:
@@ -152,9 +169,15 @@ def _flat(payload: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in payload.items() if name not in ("schema", "breakdown")}
 
 
+def _said(given: dict[str, Any]) -> dict[str, Any]:
+    """Without what was left at a default that changes nothing."""
+    silent = {"pp": 1, "ep": 1, "dp_attention": 1, "allow_longer_context": False}
+    return {name: value for name, value in given.items() if name not in silent or value != silent[name]}
+
+
 def _python(model: str, gpu: str, given: dict[str, Any], requests: list[tuple[int, int]] | None, overrides: dict[str, str]) -> str:
     default = {"engine": "sglang", "tp": 1}
-    arguments = {name: value for name, value in given.items() if value is not None and value != default.get(name)}
+    arguments = {name: value for name, value in _said(given).items() if value is not None and value != default.get(name)}
     if requests is not None:
         arguments["requests"] = requests
     if overrides:

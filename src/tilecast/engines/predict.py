@@ -1,29 +1,42 @@
 """Predict a static batch on an engine: first token, decode step, total, throughput, memory, and where the time goes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilecast import hardware, units
-from tilecast.dtypes import dtype
+from tilecast.dtypes import dtype, quantisation
 from tilecast.engines.base import Host, kernel_step
 from tilecast.engines.base import engine as engine_named
+from tilecast.engines.fit import memory_of, with_room
 from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.markup import html_table
 from tilecast.predictors import predict_kernel
-from tilecast.workloads.aggregate import CallTime, Price, StepTime, evaluated_steps, median_over_steps, price_step, step_weights, weakest
+from tilecast.workloads.aggregate import (
+    BASES,
+    CallTime,
+    Price,
+    StepTime,
+    evaluated_steps,
+    median_over_steps,
+    price_step,
+    step_weights,
+    weakest,
+)
 from tilecast.workloads.architectures import architecture
 from tilecast.workloads.graph import Batch, decode_tokens, prefill_tokens
-from tilecast.workloads.memory import Memory, memory
+from tilecast.workloads.memory import Memory
 from tilecast.workloads.model import ModelConfig, model_config
 from tilecast.workloads.parallelism import node_for, sharded
+from tilecast.workloads.quantisation import requantised
 
 HOST = "host"
+PIPELINE = "pipeline_wait"  # for other micro-batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,10 @@ class Prediction:
     warnings: tuple[str, ...] = ()
 
     @property
+    def num_gpus(self) -> int:
+        return self.tp * int(self.inputs["pp"])
+
+    @property
     def total_s(self) -> Interval:
         return self.prefill_s + self.decode_s
 
@@ -119,6 +136,12 @@ class Prediction:
     def fits(self) -> bool:
         return self.memory.fits
 
+    @property
+    def basis_shares(self) -> dict[str, float]:
+        """The share of the total time that rests on each basis, strongest first; `basis` is the weakest of them."""
+        shares = {basis: sum(part.time.median for part in self.breakdown if part.basis == basis) for basis in BASES}
+        return {basis: seconds / self.total_s.median for basis, seconds in shares.items() if seconds}
+
     def to_dict(self) -> dict[str, Any]:
         """The contract's record (tilecast.predict/1), but for the versions."""
         timed = ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s")
@@ -129,6 +152,7 @@ class Prediction:
             "memory": self.memory.to_dict(),
             "fits": self.fits,
             "basis": self.basis,
+            "basis_shares": self.basis_shares,
             "breakdown": [part.to_dict() for part in self.breakdown],
             "inputs": dict(self.inputs),
         }
@@ -151,49 +175,70 @@ def predict(
     gpu: str | GpuSpec,
     *,
     tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    dp_attention: int = 1,
     batch: int | None = None,
     isl: int | None = None,
     osl: int | None = None,
     requests: Sequence[tuple[int, int]] | None = None,
     engine: str = "sglang",
     node: str | None = None,
+    quant: str | None = None,
     kv_dtype: str | None = None,
+    allow_longer_context: bool = False,
     overrides: Mapping[str, object] | None = None,
     price: Price = predict_kernel,
 ) -> Prediction:
     """One static batch: `batch` requests of `isl` prompt and `osl` output tokens, or `requests` as (input, output) pairs.
 
+    `tp` x `pp` GPUs take part; `ep` and `dp_attention` say how the `tp` of a stage share experts and attention. `quant` replaces the
+    checkpoint's own format.
+
     >>> prediction = predict("Qwen/Qwen3-8B", gpu="h100-sxm", batch=8, isl=1024, osl=64)
     >>> prediction.fits and prediction.prefill_s.median > prediction.decode_step_s.median > 0
     True
     """
-    config = model_config(model)
+    config = requantised(model_config(model), quant)
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
     runs = engine_named(engine)
     asked = _batch(batch, isl, osl, requests)
-    _check_dtype(config, spec, kv_dtype)
-    shard = sharded(config, tp)  # first what the model allows, then what the box does
-    box = node_for(spec, tp, node)
-    shard = sharded(config, tp, box if tp > 1 else None)
-    operations = architecture(config.architecture).step(config, shard)
-    held = kv_dtype or config.dtype
+    _check_dtypes(config, spec, kv_dtype)
+    _check_context(config, asked, allow_longer_context)
+    shard = sharded(config, tp, pp=pp, ep=ep, dp=dp_attention)  # first what the model allows, then what the box does
+    box = node_for(spec, tp, node, pp=pp)
+    shard = replace(shard, node=box if tp * pp > 1 else None)
+    step = architecture(config.architecture).step
+    operations = step(config, shard)
+    held = kv_dtype or config.kv_dtype or config.dtype
+    waves = runs.num_micro_batches(asked, shard)
+    wave = asked.on_rank(waves)
 
-    def timed(tokens: Any) -> StepTime:
-        return price_step(kernel_step(operations, tokens, config=config, shard=shard, engine=runs, gpu=spec, kv_dtype=held), spec, price)
+    def timed(tokens: Any, stage: int | None = None) -> StepTime:
+        does = operations if stage is None else step(config, shard, stage)
+        return price_step(kernel_step(does, tokens, config=config, shard=shard, engine=runs, gpu=spec, kv_dtype=held), spec, price)
 
-    prefill = timed(prefill_tokens(asked))
-    points = evaluated_steps(asked.output_tokens)
-    decode = timed(decode_tokens(asked, points.tolist())) if len(points) else None
+    def waited(tokens: Any) -> StepTime | None:
+        """The last micro-batch starts when those before it have left the last stage, which has the most to do."""
+        return timed(tokens, shard.pp - 1).times(waves - 1) if waves > 1 else None
+
+    once = np.ones(1)
+    prompts = prefill_tokens(wave, shard.dp)
+    prefill, waits = timed(prompts), waited(prompts)
+    points = evaluated_steps(wave.output_tokens)
+    steps = decode_tokens(wave, points.tolist(), shard.dp) if len(points) else None
+    decode = timed(steps) if steps else None
     host_prefill, host_step = _prefill_host(runs.host, config, prefill), _decode_host(runs.host, config)
-    parts = _parts("prefill", prefill, np.ones(1), host_prefill)
-    prefill_s = _total(prefill, np.ones(1)) + host_prefill
+    parts = _parts("prefill", prefill, once, host_prefill, waits)
+    prefill_s = _total(prefill, once) + host_prefill + (_total(waits, once) if waits else NOTHING)
     decode_s = step_s = NOTHING
     if decode is not None:
-        weights = step_weights(points)
+        weights, waits = step_weights(points), waited(steps)
         host_s = host_step.per(1.0 / asked.num_decode_steps)
-        decode_s = _total(decode, weights) + host_s
-        step_s = _median_step(points, decode) + host_step
-        parts += _parts("decode", decode, weights, host_s)
+        decode_s = _total(decode, weights) + host_s + (_total(waits, weights) if waits else NOTHING)
+        step_s = _median_step(points, decode) + host_step + (_median_step(points, waits) if waits else NOTHING)
+        parts += _parts("decode", decode, weights, host_s, waits)
+    fullest = memory_of(config, shard, runs, spec, asked, held)
     return Prediction(
         model=config,
         gpu=spec,
@@ -205,14 +250,13 @@ def predict(
         decode_step_s=step_s,
         decode_s=decode_s,
         decode_steps=asked.num_decode_steps,
-        memory=memory(
-            config, shard, operations, asked, kv_dtype=held, reserved_bytes=runs.host.reserved_bytes, capacity_bytes=spec.dram_bytes
-        ),
+        memory=with_room(fullest, config, shard, runs, spec, asked, held),
         basis=weakest([prefill.basis, *([decode.basis] if decode else [])]),
         breakdown=tuple(parts),
         inputs={
-            "model": config.name, "gpu": spec.id, "engine": runs.name, "tp": tp, "node": box.id if box else None, "kv_dtype": held,
-            **_said(batch, isl, osl, requests), "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
+            "model": config.name, "gpu": spec.id, "engine": runs.name, "tp": tp, "pp": pp, "ep": ep, "dp_attention": dp_attention,
+            "node": box.id if box else None, "quant": quant, "kv_dtype": held, **_said(batch, isl, osl, requests),
+            "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
         },
         warnings=_warnings(config, asked, spec, box),
     )  # fmt: skip
@@ -243,17 +287,30 @@ def _said(batch: int | None, isl: int | None, osl: int | None, requests: Sequenc
     return {"requests": [[int(asked), int(given)] for asked, given in requests]}
 
 
-def _check_dtype(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> None:
+def _check_dtypes(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> None:
     rates = {*gpu.tensor_flop_per_s, *gpu.vector_flop_per_s}
-    if config.dtype not in rates:
-        raise SpecError(f"{gpu.id} does not compute in {config.dtype}, the dtype of {config.name}; it has {', '.join(sorted(rates))}")
+    for name in (config.dtype, *config.precision.names):
+        computed = quantisation(name).compute.name
+        if computed not in rates:
+            what = "the dtype" if name == config.dtype else f"needed for {name}, the quantisation"
+            raise SpecError(f"{gpu.id} does not compute in {computed}, {what} of {config.name}; it has {', '.join(sorted(rates))}")
     if kv_dtype is not None and dtype(kv_dtype).name not in ("fp8", config.dtype):
         raise InvalidInput(f"kv_dtype = {kv_dtype} must be fp8 or the model's own {config.dtype}")
 
 
+def _check_context(config: ModelConfig, batch: Batch, allow_longer: bool) -> None:
+    if config.is_encoder and max(batch.output_tokens) > 1:
+        raise InvalidInput(f"osl = {max(batch.output_tokens)}: {config.name} is an encoder and says nothing; give osl = 1")
+    if config.max_context is not None and batch.longest_context > config.max_context and not allow_longer:
+        raise InvalidInput(
+            f"{batch.longest_context:,} tokens of context are beyond the {config.max_context:,} of {config.name}; "
+            "--allow-longer-context (allow_longer_context=True) predicts it all the same"
+        )
+
+
 def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | None) -> tuple[str, ...]:
     """What is answered all the same, but should be known."""
-    found = []
+    found = list(config.notes)
     if config.max_context is not None and batch.longest_context > config.max_context:
         found.append(f"{batch.longest_context:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
     if node is not None and node.gpu != gpu.id:
@@ -286,16 +343,17 @@ def _median_step(points: np.ndarray, step: StepTime) -> Interval:
     return Interval(*(median_over_steps(points, values) for values in (step.median_s, step.low_s, step.high_s)))
 
 
-def _parts(phase: str, step: StepTime, weights: Floats, host: Interval) -> list[Part]:
-    whole = _total(step, weights).median + host.median
-    parts = [_part(time, weights, whole) for time in step.calls]
-    parts.append(
+def _parts(phase: str, step: StepTime, weights: Floats, host: Interval, waits: StepTime | None) -> list[Part]:
+    wait = _total(waits, weights) if waits else NOTHING
+    whole = _total(step, weights).median + host.median + wait.median
+    others = [(HOST, host, "analytic")] + ([(PIPELINE, wait, waits.basis)] if waits else [])
+    return [_part(time, weights, whole) for time in step.calls] + [
         Part(
-            phase=phase, name=HOST, family=HOST, identity=None, sizes={}, launches_per_step=1, time=host,
-            share_fraction=host.median / whole, bound_by=HOST, bound_s=0.0, basis="analytic",
+            phase=phase, name=name, family=name, identity=None, sizes={}, launches_per_step=1, time=time,
+            share_fraction=time.median / whole, bound_by=name, bound_s=0.0, basis=basis,
         )
-    )  # fmt: skip
-    return parts
+        for name, time, basis in others
+    ]  # fmt: skip
 
 
 def _part(time: CallTime, weights: Floats, whole_s: float) -> Part:

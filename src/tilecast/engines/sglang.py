@@ -1,24 +1,40 @@
 """SGLang: FlashInfer on most GPUs, FA3 for prefill on Hopper; custom all-reduce for short messages; decode in a CUDA graph.
 
 Weights and the KV cache are read once per step and a step reads more than any L2 holds, so both are cold; activations were just written.
+What it fuses and for which models stands in sglang.toml, with where that was read.
 """
 
 from types import MappingProxyType
 
-from tilecast.engines.base import Engine
+from tilecast.engines.base import Engine, Quantiser
 from tilecast.hardware import GpuSpec, NodeSpec
 
 LARGEST_CUSTOM = 8 * 2**20  # bytes; longer messages go through NCCL
 CUSTOM_GROUPS = (2, 4, 6, 8)
+BLACKWELL = ("sm_100", "sm_103")
 
 
-def attention(gpu: GpuSpec, phase: str) -> str | None:
-    """As the late-2025 releases choose it: paged decode through FlashInfer's FA2 kernels, also on Hopper."""
+def attention(gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
+    """As the late-2025 releases choose it: paged decode through FlashInfer's FA2 kernels, also on Hopper (fact hopper_decode).
+
+    FlashInfer's kernels know no sinks: such models get FA3 on Hopper for both phases, and Triton where there is no FA3.
+    """
     if gpu.vendor != "nvidia":
         return "triton"
-    if gpu.target in ("sm_100", "sm_103"):
+    if gpu.target in BLACKWELL:
         return "trtllm"
-    return "fa3" if gpu.target == "sm_90" and phase == "prefill" else "flashinfer_fa2"
+    if gpu.target == "sm_90":
+        return "fa3" if phase == "prefill" or sinks else "flashinfer_fa2"
+    return "triton" if sinks else "flashinfer_fa2"
+
+
+def latent_attention(gpu: GpuSpec, phase: str) -> str | None:
+    """FA3 on Hopper, TensorRT-LLM's on Blackwell, Triton elsewhere; a prefill without a prefix expands keys and values."""
+    if gpu.target in BLACKWELL:
+        return "trtllm"
+    if gpu.target == "sm_90":
+        return "fa3" if phase == "prefill" else "flashmla"
+    return "triton_expanded" if phase == "prefill" else "triton"
 
 
 def all_reduce(node: NodeSpec, num_gpus: int, num_bytes: float) -> str:
@@ -27,9 +43,25 @@ def all_reduce(node: NodeSpec, num_gpus: int, num_bytes: float) -> str:
     return "custom" if joined and num_gpus in CUSTOM_GROUPS and num_bytes <= LARGEST_CUSTOM else "nccl"
 
 
+def expert_format(gpu: GpuSpec, held: str) -> str:
+    """MXFP4 experts take 8-bit activations on Blackwell and 16-bit ones elsewhere."""
+    return "w4a8_mxfp4_mxfp8" if held == "w4a16_mxfp4" and gpu.target in BLACKWELL else held
+
+
 ENGINE = Engine(
     name="sglang",
     attention=attention,
+    latent_attention=latent_attention,
     all_reduce=all_reduce,
-    cache=MappingProxyType({"gemm": "cold", "attention_decode": "cold", "embedding": "cold"}),
+    expert_format=expert_format,
+    cache=MappingProxyType({"gemm": "cold", "attention_decode": "cold", "mla_decode": "cold", "moe": "cold", "embedding": "cold"}),
+    quantisers=MappingProxyType(
+        {
+            "fp8": Quantiser("per_tensor", "fp8"),
+            "fp8_static": Quantiser("static_scaled_fp8", "fp8"),
+            "fp8_block": Quantiser("per_block", "fp8"),
+            "int8": Quantiser("per_token", "int8"),
+            "nvfp4": Quantiser("per_block", "nvfp4"),
+        }
+    ),
 )

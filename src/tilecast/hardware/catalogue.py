@@ -82,6 +82,7 @@ def normalised(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", folded)
 
 
+@cache
 def _ids(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(path.stem.replace("_", "-") for path in folder.glob("*.toml")))
 

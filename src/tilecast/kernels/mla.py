@@ -25,12 +25,14 @@ from tilecast.kernels.attention_loops import (
     mma_style,
     resolved,
 )
-from tilecast.kernels.requests import checked_lengths, uniform
+from tilecast.kernels.base import sizes
+from tilecast.kernels.requests import checked_lengths, ragged, uniform
 
 IDENTITIES = ("flashmla", "flashinfer", "trtllm", "triton")
+EXPANDED = ("fa3", "triton_expanded")  # more of them for prefill: SGLang's with keys and values expanded, where no prefix is cached
 ABSORBED_PREFILL = ("flashmla", "triton")
 CAST_BYTES = 11.0  # per cached fp8 element where there is no fp8 kernel: read, scaled in 32 bits, written in 16, read again
-PREFILL_LOOPS = {"flashinfer": "flashinfer_fa2", "trtllm": "trtllm"}
+PREFILL_LOOPS = {"flashinfer": "flashinfer_fa2", "trtllm": "trtllm", "fa3": "fa3", "triton_expanded": "triton"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,6 +48,8 @@ class _Mla:
     qk_rope_head_dim: Any = 64
     v_head_dim: Any = 128
     kv_dtype: Any = None  # None: that of the queries
+    q_lens: Any = None  # of one ragged batch, with kv_lens, in place of batch, q_len and kv_len
+    kv_lens: Any = None
     dtype: str = "bf16"
     identity: str | None = None
     split: int | None = None  # fix the parts of a split KV instead of choosing
@@ -62,7 +66,7 @@ class MlaPrefill(_Mla):
     family: ClassVar[str] = "mla_prefill"
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        identity = resolved(self.identity, gpu, IDENTITIES, default=newest_sglang_mla(gpu))
+        identity = resolved(self.identity, gpu, (*IDENTITIES, *EXPANDED), default=newest_sglang_mla(gpu))
         using = attention_constants()
         if identity in ABSORBED_PREFILL:
             return _absorbed(self, identity, gpu, protocol, using)
@@ -96,7 +100,11 @@ def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Sha
     q_len = 1 if isinstance(kernel, MlaDecode) and kernel.q_len is None else kernel.q_len
     kv_len = q_len if kernel.kv_len is None else kernel.kv_len
     names = ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-    requests, size = uniform(kernel.batch, q_len, kv_len, **{name: getattr(kernel, name) for name in names})
+    others = {name: getattr(kernel, name) for name in names}
+    if kernel.q_lens is not None and kernel.kv_lens is not None:
+        requests, size = ragged(kernel.q_lens, kernel.kv_lens), sizes(**others)
+    else:
+        requests, size = uniform(kernel.batch, q_len, kv_len, **others)
     checked_lengths(requests)
     held = quantisation(kernel.dtype)
     compute = held.compute.name

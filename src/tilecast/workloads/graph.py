@@ -21,6 +21,8 @@ class KernelCall:
     kernel: Any
     count: int
     cache: str = "warm"  # what L2 holds of its operands when it starts
+    measured_in: str = "sglang"  # the engine whose measurements of this kernel are asked, where several measured it
+    beside: str | None = None  # the call that runs at the same time on another stream: only what it takes longer counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class Batch:
     def num_requests(self) -> int:
         return len(self.input_tokens)
 
+    def on_rank(self, dp: int) -> "Batch":
+        """The largest share of `dp` ranks that take requests in turn."""
+        shares = [Batch(self.input_tokens[rank::dp], self.output_tokens[rank::dp]) for rank in range(min(dp, self.num_requests))]
+        return max(shares, key=lambda share: sum(share.input_tokens) + sum(share.output_tokens))
+
     @property
     def num_decode_steps(self) -> int:
         """The first token comes from the prefill."""
@@ -72,11 +79,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """What S steps of one phase work on: for each step, the query and context length of every request in it."""
+    """What S steps of one phase work on: for each step, the query and context length of every request in it.
+
+    Where attention is split by requests, these are the requests of the busiest rank, and `whole` says what all ranks have together.
+    """
 
     phase: str
     q_lens: tuple[np.ndarray, ...]
     kv_lens: tuple[np.ndarray, ...]
+    whole: "Tokens | None" = None
 
     @property
     def num_tokens(self) -> np.ndarray:
@@ -91,14 +102,33 @@ class Tokens:
         """All requests of a step are equal."""
         return all(lengths.min() == lengths.max() for lengths in (*self.q_lens, *self.kv_lens))
 
+    @property
+    def rows(self) -> dict[str, np.ndarray]:
+        """Rows of an operation by what it goes by."""
+        whole = self.whole or self
+        return {
+            "token": self.num_tokens, "request": self.num_requests, "every_token": whole.num_tokens, "every_request": whole.num_requests,
+        }  # fmt: skip
 
-def prefill_tokens(batch: Batch) -> Tokens:
+
+def prefill_tokens(batch: Batch, dp: int = 1) -> Tokens:
     lengths = (np.asarray(batch.input_tokens, dtype=np.int64),)
-    return Tokens("prefill", lengths, lengths)
+    return _of_busiest(Tokens("prefill", lengths, lengths), dp)
 
 
-def decode_tokens(batch: Batch, steps: Sequence[int]) -> Tokens:
+def decode_tokens(batch: Batch, steps: Sequence[int], dp: int = 1) -> Tokens:
     """Decode steps by number, the first is 0: a request sees its prompt, what it has said, and the token just fed in."""
     inputs, outputs = (np.asarray(values, dtype=np.int64) for values in (batch.input_tokens, batch.output_tokens))
     contexts = tuple(inputs[outputs - 1 > step] + 1 + step for step in steps)
-    return Tokens("decode", tuple(np.ones_like(context) for context in contexts), contexts)
+    return _of_busiest(Tokens("decode", tuple(np.ones_like(context) for context in contexts), contexts), dp)
+
+
+def _of_busiest(tokens: Tokens, dp: int) -> Tokens:
+    """Requests are dealt to `dp` ranks in turn; all wait for the one with the most context."""
+    if dp == 1:
+        return tokens
+    ranks = [int(np.argmax([each[rank::dp].sum() for rank in range(min(dp, len(each)))])) for each in tokens.kv_lens]
+    q_lens, kv_lens = (
+        tuple(each[rank::dp] for each, rank in zip(lengths, ranks, strict=True)) for lengths in (tokens.q_lens, tokens.kv_lens)
+    )
+    return Tokens(tokens.phase, q_lens, kv_lens, tokens)

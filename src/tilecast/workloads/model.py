@@ -1,11 +1,11 @@
 """ModelConfig: what a transformer is made of, read from a Hugging Face config.json or from the bundled facts in `models/`.
 
-A bundled file holds a model's few facts under the names config.json uses, so both are read by the same architecture.
+A bundled entry holds a model's few facts under the names config.json uses, so both are read by the same architecture.
 """
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,53 +14,164 @@ from typing import Any
 from tilecast.errors import InvalidInput, MissingData, UnknownName
 
 FOLDER = Path(__file__).with_name("models")
+BUNDLE = "bundled.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedAttention:
+    """Query heads that share key and value heads, in groups; one group per head is plain multi-head attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None  # keys a query sees at most; None: all
+    qk_norm: str | None = None  # "head": every head by itself; "layer": all heads of a token together
+    qk_norm_weights: bool = True
+    qkv_bias: bool = False
+    o_bias: bool = False
+    rope: bool = True
+    scales_queries: bool = False  # by a temperature that grows with the position
+    sinks: bool = False  # a learned score per head that no key has
+    causal: bool = True
+
+    @property
+    def cached_elements(self) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Keys and values are expanded from one short latent, which is all that the cache holds (MLA)."""
+
+    num_heads: int
+    q_lora_rank: int | None  # None: queries are projected at once
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    window: int | None = None
+
+    @property
+    def cached_elements(self) -> int:
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    width: int
+    gated: bool = True  # gate and up side by side; else one product and an activation
+    activation: str = "silu"
+    bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts, with or without one that every token visits."""
+
+    num_experts: int
+    topk: int
+    width: int  # of one expert
+    shared_width: int = 0  # of all shared experts together
+    shared_gate: bool = False
+    bias: bool = False  # on the experts and the router
+    correction_bias: bool = False  # one number per expert that only the choice looks at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    attention: GroupedAttention | LatentAttention
+    mlp: Mlp | Experts
+    sandwich: bool = False  # norms behind attention and MLP too, before their sum with the residual
+
+
+def counted(layers: Iterable[Layer]) -> list[tuple[Layer, int]]:
+    """Each kind of layer once, with how many of it there are, in the order they first run."""
+    found: dict[int, tuple[Layer, int]] = {}  # by identity: readers make one object of equal layers, and hashing them all costs more
+    for layer in layers:
+        found[id(layer)] = (layer, found[id(layer)][1] + 1 if id(layer) in found else 1)
+    return list(found.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """The quantisation of each kind of weight, by its name in dtypes.QUANTISATIONS; None: the model's own dtype."""
+
+    qkv: str | None = None
+    o: str | None = None
+    mlp: str | None = None
+    experts: str | None = None
+    shared: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        held = (self.qkv, self.o, self.mlp, self.experts, self.shared)
+        return tuple(dict.fromkeys(name for name in held if name is not None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """A dense decoder. Sizes are those of the whole model, before anything is shared out between GPUs."""
+    """A transformer. Sizes are those of the whole model, before anything is shared out between GPUs."""
 
     name: str
     architecture: str  # the entry of `architectures`
-    num_layers: int
     hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
     vocab_size: int
-    qk_norm: bool = False
-    qkv_bias: bool = False
+    layers: tuple[Layer, ...]  # in the order they run
+    norm: str = "rms_norm"  # or layer_norm
+    num_positions: int = 0  # rows of a learned table of positions
+    num_types: int = 0  # rows of a table of token types
+    embedding_width: int | None = None  # None: hidden_size
+    scales_embedding: bool = False
+    soft_cap: bool = False  # on the logits
     tied_embeddings: bool = False
+    is_encoder: bool = False  # reads a text once, says nothing
     max_context: int | None = None  # None: the file does not say
     dtype: str = "bf16"
+    precision: Precision = Precision()
+    kv_dtype: str | None = None  # None: dtype
+    notes: tuple[str, ...] = ()  # what of the file is not modelled and costs little
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
 
     @property
     def num_parameters(self) -> int:
         """Weights of the whole model, the embedding and the head included."""
-        qkv = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
-        attention = self.hidden_size * (qkv + self.num_heads * self.head_dim) + (qkv if self.qkv_bias else 0)
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + norms
-        tables = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
-        return self.num_layers * layer + tables + self.hidden_size
+        from tilecast.workloads.architectures import architecture
+        from tilecast.workloads.parallelism import Shard
+
+        operations = architecture(self.architecture).step(self, Shard())
+        return sum(operation.num_weights * operation.count for operation in operations)
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Keys and values of one token, all layers and heads."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+        """What the cache holds of one token, all layers and heads."""
+        return sum(layer.attention.cached_elements for layer in self.layers)
 
 
 @cache
 def model_ids() -> tuple[str, ...]:
-    """The Hugging Face ids of the bundled models."""
-    return tuple(sorted(_bundled()))
+    """The Hugging Face ids of the bundled models that an architecture here reads."""
+    from tilecast.workloads.architectures import architectures
+
+    known = architectures()
+    return tuple(sorted(id for id, table in _bundled().items() if any(name in known for name in table["architectures"])))
 
 
 @cache
-def _bundled() -> dict[str, Path]:
-    """Id -> its file: `Qwen--Qwen3-32B.toml` is Qwen/Qwen3-32B."""
-    return {path.stem.replace("--", "/", 1): path for path in FOLDER.glob("*.toml")}
+def _generated() -> dict[str, Mapping[str, Any]]:
+    """Id -> its facts, as `python -m benchmarks.bundle_models` wrote them."""
+    table: dict[str, Mapping[str, Any]] = json.loads((FOLDER / BUNDLE).read_text(encoding="utf-8"))
+    return table
+
+
+@cache
+def _bundled() -> dict[str, Mapping[str, Any]]:
+    """The generated ones, and a file for each model added by hand: `Qwen--Qwen3-32B.toml` is Qwen/Qwen3-32B."""
+    by_hand = {path.stem.replace("--", "/", 1): tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
+    return _generated() | by_hand
 
 
 def model_config(model: str | Path | Mapping[str, Any] | ModelConfig) -> ModelConfig:
@@ -75,16 +186,22 @@ def model_config(model: str | Path | Mapping[str, Any] | ModelConfig) -> ModelCo
         return model
     if isinstance(model, Mapping):
         return read_config(model, str(model.get("_name_or_path") or "config"))
+    if (found := _exact(str(model))) is not None:
+        return read_config(found, str(model))
     id = _bundled_id(str(model))
     if id is not None:
-        return read_config(tomllib.loads(_bundled()[id].read_text(encoding="utf-8")), id)
+        return read_config(_bundled()[id], id)
     return read_config(_table(Path(model)), str(model))
+
+
+def _exact(id: str) -> Mapping[str, Any] | None:
+    """A bundled model by its very id, without reading all the others."""
+    file = FOLDER / f"{id.replace('/', '--', 1)}.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8")) if id.count("/") == 1 and file.is_file() else _generated().get(id)
 
 
 def _bundled_id(name: str) -> str | None:
     """The bundled id meant by `name`: itself or one with the same facts; case, and the organisation, may be left out."""
-    if name in _bundled():
-        return name
     folded = name.strip().lower()
     return next((id for id, names in _names().items() if folded in names), None)
 
@@ -92,8 +209,7 @@ def _bundled_id(name: str) -> str | None:
 @cache
 def _names() -> dict[str, frozenset[str]]:
     """Id -> every name it answers to, in lower case."""
-    also = {id: tomllib.loads(path.read_text(encoding="utf-8")).get("also", []) for id, path in sorted(_bundled().items())}
-    every = {id: [name.lower() for name in (id, *others)] for id, others in also.items()}
+    every = {id: [name.lower() for name in (id, *table.get("also", []))] for id, table in sorted(_bundled().items())}
     return {id: frozenset([*names, *(name.partition("/")[2] for name in names)]) for id, names in every.items()}
 
 
@@ -105,6 +221,14 @@ def _table(path: Path) -> Mapping[str, Any]:
         if path.is_dir():
             raise MissingData(f"{path} holds no config.json")
         raise UnknownName.among("model", str(path), model_ids())
+    table = _parsed(file)
+    beside = file.with_name("hf_quant_config.json")  # where some checkpoints say how they are quantised
+    if beside.exists() and not table.get("quantization_config"):
+        table = {**table, "quantization_config": {"quant_method": "modelopt", **_parsed(beside).get("quantization", {})}}
+    return table
+
+
+def _parsed(file: Path) -> Mapping[str, Any]:
     try:
         table = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as problem:

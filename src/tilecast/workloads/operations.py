@@ -1,11 +1,13 @@
 """Operation: one thing a layer does on one GPU, before an engine has decided which kernel does it."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 PER = {
-    "token": "as many rows as the step has tokens",
-    "request": "one row for each request: only its last token goes on to the head",
+    "token": "as many rows as the step has tokens of this GPU's requests",
+    "request": "one row for each of them: only its last token goes on to the head",
+    "every_token": "the tokens of all data-parallel ranks, where attention was split by requests and the rest is not",
+    "every_request": "the last tokens of all data-parallel ranks",
 }
 
 
@@ -19,4 +21,18 @@ class Operation:
     per: str = "token"
     rows_each: int = 1  # rows per token or request: heads, where a kernel works head by head
     num_weights: int = 0  # parameters this GPU holds for it, in elements
+    held: str | None = None  # quantisation of weights and product; None: the model's own dtype
+    phase: str | None = None  # None: in both
+    role: str | None = None  # what an engine may fuse away: "norm_after_reduce", "shared_expert"
     count: int = 1  # times per step
+
+
+def merged(operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """Equal operations of different layers as one, where the first of them stood."""
+    found: dict[object, Operation] = {}
+    for operation in operations:
+        sizes = tuple(sorted(operation.sizes.items()))
+        key = (operation.name, operation.family, sizes, operation.per, operation.held, operation.phase, operation.role)
+        same = found.get(key)
+        found[key] = replace(same, count=same.count + operation.count) if same is not None else operation
+    return tuple(found.values())

@@ -1,9 +1,9 @@
-"""What an architecture is, how its file is found, and what all dense decoders share.
+"""What an architecture is, how its file is found, and how the fields that configs share are read.
 
 Every file of this folder that defines ARCHITECTURE is one; nothing else has to change when one is added.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -12,13 +12,28 @@ from typing import Any
 
 from tilecast.dtypes import dtype
 from tilecast.errors import InvalidInput, UnknownName
-from tilecast.workloads.model import ModelConfig
+from tilecast.workloads.blocks import decoder_step
+from tilecast.workloads.model import GroupedAttention, Layer, Mlp, ModelConfig
 from tilecast.workloads.operations import Operation
-from tilecast.workloads.parallelism import Shard
+from tilecast.workloads.quantisation import read_precision
 
 FOLDER = Path(__file__).parent
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MOST = 1 << 40
+# Fields that give away what a model does -> how we call it. What an architecture does not read, it must not be asked to guess.
+TRAITS = {
+    "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts"),
+    "latent attention": ("kv_lora_rank",),
+    "sparse attention": ("index_topk", "sparse_attention_config", "compress_ratios"),
+    "state-space or linear-attention layers": (
+        "mamba_num_heads", "ssm_state_size", "linear_num_key_heads", "linear_attn_config", "hybrid_override_pattern", "state_size",
+    ),
+    "layers that differ one by one": ("block_configs",),
+    "an encoder beside the decoder": ("num_decoder_layers", "encoder_layers"),
+}  # fmt: skip
+NEAREST = {
+    ("experts", "latent attention"): "deepseek", ("latent attention",): "deepseek", ("experts",): "qwen3_moe", (): "llama",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +42,7 @@ class Architecture:
 
     names: tuple[str, ...]
     read: Callable[[Mapping[str, Any], str], ModelConfig]
-    step: Callable[[ModelConfig, Shard], tuple[Operation, ...]]
+    step: Callable[..., tuple[Operation, ...]] = decoder_step  # (config, shard, stage=None)
 
 
 @cache
@@ -40,16 +55,8 @@ def architectures() -> dict[str, Architecture]:
 
 def architecture(name: str) -> Architecture:
     if name not in architectures():
-        known = ", ".join(sorted(architectures()))
-        raise UnknownName(f"unknown architecture {name!r} in architectures; known: {known}{_nearest(name)}")
+        raise UnknownName(f"unknown architecture {name!r} in architectures; known: {', '.join(sorted(architectures()))}")
     return architectures()[name]
-
-
-def _nearest(name: str) -> str:
-    from difflib import get_close_matches  # only a mistake should cost its import
-
-    near = get_close_matches(name, architectures(), n=1, cutoff=0.5)
-    return f" (nearest: {near[0]})" if near else ""
 
 
 def read_config(table: Mapping[str, Any], name: str) -> ModelConfig:
@@ -57,21 +64,34 @@ def read_config(table: Mapping[str, Any], name: str) -> ModelConfig:
     given = table.get("architectures")
     if not isinstance(given, list | tuple) or not given or not all(isinstance(entry, str) for entry in given):
         raise InvalidInput(f"{name}: architectures is missing; it names the model family, e.g. {sorted(architectures())[0]}")
-    known = next((entry for entry in given if entry in architectures()), given[0])
+    known = next((entry for entry in given if entry in architectures()), None)
     try:
-        if table.get("quantization_config"):
-            raise InvalidInput("quantization_config: quantised weights are not supported yet")
-        return architecture(known).read(table, name)
+        if known is None:
+            raise UnknownName(_unknown(given[0], table))
+        return architectures()[known].read(table, name)
     except InvalidInput as problem:
         raise type(problem)(f"{name}: {problem}") from None
+
+
+def _unknown(name: str, table: Mapping[str, Any]) -> str:
+    """Which parts of an unknown model its fields give away, which of them no architecture here has, and which family is nearest."""
+    fields = {**table, **_inner(table)}
+    found = [trait for trait, names in TRAITS.items() if any(fields.get(field) not in (None, 0, False, []) for field in names)]
+    has = [trait for trait in found if trait in ("experts", "latent attention")]
+    lacking = [trait for trait in found if trait not in has]
+    nearest = NEAREST[tuple(has)]
+    what = f"it has {' and '.join(found)}, " if found else "it looks like a dense decoder, "
+    why = f"of which {' and '.join(lacking)} cannot be modelled yet" if lacking else "but whether anything else differs is not known"
+    more = f"{len(architectures())} architectures are, see docs/models.md"
+    return f"architecture {name!r} is not known: {what}{why}; the nearest family is {nearest} ({more})"
 
 
 # ---- reading a config --------------------------------------------------------------------------------------------
 
 
-def size(table: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    """A whole number of at least 1 that the config must hold, unless there is a default."""
-    value = table.get(field)
+def size(table: Mapping[str, Any], field: str, default: int | None = None, *others: str) -> int:
+    """A whole number of at least 1 that the config must hold under one of its names, unless there is a default."""
+    value = next((table[name] for name in (field, *others) if table.get(name) is not None), None)
     if value is None:
         if default is None:
             raise InvalidInput(f"{field} is missing")
@@ -81,111 +101,84 @@ def size(table: Mapping[str, Any], field: str, default: int | None = None) -> in
     return value
 
 
-def dense_config(table: Mapping[str, Any], name: str, *, architecture: str, qk_norm: bool = False, qkv_bias: bool = False) -> ModelConfig:
-    """The fields that all decoders of Llama's shape share, under their Hugging Face names."""
+def optional(table: Mapping[str, Any], field: str) -> int | None:
+    return None if table.get(field) is None else size(table, field)
+
+
+def text_part(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's fields of a config that also describes images or sound; what stands outside holds inside too."""
+    inner = _inner(table)
+    outside = {name: table[name] for name in ("quantization_config", "torch_dtype", "dtype", "tie_word_embeddings") if name in table}
+    return {**outside, **{name: value for name, value in inner.items() if value is not None}} if inner else table
+
+
+def _inner(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = table.get("text_config") or table.get("language_config") or {}
+    return inner if isinstance(inner, Mapping) else {}
+
+
+def text_notes(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """`multimodal` is the bundle's word for a config whose other parts were left out."""
+    is_part = _inner(table) or table.get("multimodal")
+    return ("only the language model is counted, not its image or sound encoder",) if is_part else ()
+
+
+def number_format(table: Mapping[str, Any]) -> str:
+    said = str(table.get("torch_dtype") or table.get("dtype") or "bfloat16")
+    return dtype(DTYPES.get(said.removeprefix("torch."), said)).name
+
+
+def attention_heads(table: Mapping[str, Any], **more: Any) -> GroupedAttention:
+    """Grouped-query attention under its Hugging Face names."""
     hidden, heads = size(table, "hidden_size"), size(table, "num_attention_heads")
     if table.get("head_dim") is None and hidden % heads:
         raise InvalidInput(f"head_dim is missing, and hidden_size = {hidden} is no multiple of num_attention_heads = {heads}")
     kv_heads = size(table, "num_key_value_heads", heads)
     if heads % kv_heads:
         raise InvalidInput(f"num_attention_heads = {heads} must be a multiple of num_key_value_heads = {kv_heads}")
-    if table.get("use_sliding_window"):
-        raise InvalidInput("use_sliding_window = true is not supported yet")
-    said = str(table.get("torch_dtype") or table.get("dtype") or "bfloat16")
+    return GroupedAttention(num_heads=heads, num_kv_heads=kv_heads, head_dim=size(table, "head_dim", hidden // heads), **more)
+
+
+def decoder(table: Mapping[str, Any], name: str, architecture: str, layers: Sequence[Layer], **more: Any) -> ModelConfig:
+    """The fields that all decoders share, under their Hugging Face names."""
+    precision, kv_dtype = read_precision(table, len(layers))
+    same: dict[Layer, Layer] = {}
+    shared: dict[str, Any] = {
+        "tied_embeddings": bool(table.get("tie_word_embeddings", False)),
+        "max_context": size(table, "max_position_embeddings", 0) or None,
+    }
     return ModelConfig(
         name=name,
         architecture=architecture,
-        num_layers=size(table, "num_hidden_layers"),
-        hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=size(table, "head_dim", hidden // heads),
-        intermediate_size=size(table, "intermediate_size"),
+        hidden_size=size(table, "hidden_size"),
         vocab_size=size(table, "vocab_size"),
-        qk_norm=qk_norm,
-        qkv_bias=qkv_bias,
-        tied_embeddings=bool(table.get("tie_word_embeddings", False)),
-        max_context=size(table, "max_position_embeddings", 0) or None,
-        dtype=dtype(DTYPES.get(said.removeprefix("torch."), said)).name,
+        layers=tuple(same.setdefault(layer, layer) for layer in layers),
+        dtype=number_format(table),
+        precision=precision,
+        kv_dtype=kv_dtype,
+        **(shared | more),
     )
 
 
-# ---- what a dense decoder does -----------------------------------------------------------------------------------
+def dense(table: Mapping[str, Any], name: str, architecture: str, *, mlp: Mlp | None = None, **attention: Any) -> ModelConfig:
+    """A decoder whose layers are all alike, of Llama's shape."""
+    layer = Layer(attention=attention_heads(table, **attention), mlp=mlp or Mlp(width=size(table, "intermediate_size")))
+    return decoder(table, name, architecture, [layer] * size(table, "num_hidden_layers"))
 
 
-def dense_step(config: ModelConfig, shard: Shard) -> tuple[Operation, ...]:
-    """One forward pass of a pre-norm decoder with grouped-query attention and a gated MLP, on one GPU of the group."""
-    hidden = config.hidden_size
-    return (
-        Operation(
-            name="embedding", family="embedding", sizes={"cols": hidden, "vocab_size": shard.vocab_size},
-            num_weights=shard.vocab_size * hidden,
-        ),
-        *reduced(shard, hidden, "embedding_all_reduce", 1),
-        *attention_block(config, shard),
-        *gated_mlp(config, shard),
-        Operation(name="final_norm", family="rms_norm", sizes={"cols": hidden, "residual": True}, num_weights=hidden),
-        *head(config, shard),
-    )  # fmt: skip
+def windows(table: Mapping[str, Any], num_layers: int, *, every: int | None = None) -> list[int | None]:
+    """The sliding window of each layer, None where it sees everything: by `layer_types`, else full attention in each `every`th layer."""
+    window = optional(table, "sliding_window")
+    kinds = table.get("layer_types")
+    if kinds is not None:
+        if not isinstance(kinds, list | tuple) or len(kinds) != num_layers:
+            raise InvalidInput(f"layer_types must name {num_layers} layers, as num_hidden_layers says")
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+    return [window if every is None or (index + 1) % every else None for index in range(num_layers)]
 
 
-def attention_block(config: ModelConfig, shard: Shard) -> tuple[Operation, ...]:
-    hidden, dim, layers = config.hidden_size, config.head_dim, config.num_layers
-    qkv = (shard.num_heads + 2 * shard.num_kv_heads) * dim
-    norms: tuple[Operation, ...] = ()
-    if config.qk_norm:
-        norms = tuple(
-            Operation(name=name, family="rms_norm", sizes={"cols": dim, "residual": False}, rows_each=heads, num_weights=dim, count=layers)
-            for name, heads in (("q_norm", shard.num_heads), ("k_norm", shard.num_kv_heads))
-        )
-    heads = {"num_heads": shard.num_heads, "num_kv_heads": shard.num_kv_heads, "head_dim": dim}
-    return (
-        Operation(name="input_norm", family="rms_norm", sizes={"cols": hidden, "residual": True}, num_weights=hidden, count=layers),
-        linear("qkv_proj", qkv, hidden, layers, bias=config.qkv_bias),
-        *norms,
-        Operation(name="rope", family="rope", sizes=heads, count=layers),
-        Operation(
-            name="kv_cache_write", family="kv_cache_write", sizes={"num_kv_heads": shard.num_kv_heads, "head_dim": dim}, count=layers
-        ),
-        Operation(name="attention", family="attention", sizes=heads, count=layers),
-        linear("o_proj", hidden, shard.num_heads * dim, layers),
-        *reduced(shard, hidden, "attention_all_reduce", layers),
-    )
-
-
-def gated_mlp(config: ModelConfig, shard: Shard) -> tuple[Operation, ...]:
-    hidden, width, layers = config.hidden_size, shard.intermediate_size, config.num_layers
-    return (
-        Operation(
-            name="post_attention_norm", family="rms_norm", sizes={"cols": hidden, "residual": True}, num_weights=hidden, count=layers
-        ),
-        linear("gate_up_proj", 2 * width, hidden, layers),
-        Operation(name="silu_mul", family="silu_mul", sizes={"cols": width}, count=layers),
-        linear("down_proj", hidden, width, layers),
-        *reduced(shard, hidden, "mlp_all_reduce", layers),
-    )
-
-
-def head(config: ModelConfig, shard: Shard) -> tuple[Operation, ...]:
-    """The head over this GPU's part of the vocabulary, the whole rows of logits gathered, and one token drawn from each."""
-    own = 0 if config.tied_embeddings else None
-    gathered = (
-        (Operation(name="logits_all_gather", family="all_gather", sizes={"cols": shard.vocab_size * shard.tp}, per="request"),)
-        if shard.tp > 1
-        else ()
-    )
-    return (
-        linear("lm_head", shard.vocab_size, config.hidden_size, 1, per="request", num_weights=own),
-        *gathered,
-        Operation(name="sampling", family="sampling", sizes={"cols": config.vocab_size}, per="request"),
-    )
-
-
-def linear(name: str, n: int, k: int, count: int, *, bias: bool = False, per: str = "token", num_weights: int | None = None) -> Operation:
-    held = n * k + (n if bias else 0) if num_weights is None else num_weights
-    return Operation(name=name, family="gemm", sizes={"n": n, "k": k, "bias": bias}, per=per, num_weights=held, count=count)
-
-
-def reduced(shard: Shard, cols: int, name: str, count: int) -> tuple[Operation, ...]:
-    """The sum over the group after a row-parallel product; nothing on a single GPU."""
-    return (Operation(name=name, family="all_reduce", sizes={"cols": cols}, count=count),) if shard.tp > 1 else ()
+def refuse(table: Mapping[str, Any], architecture: str, *fields: str) -> None:
+    """Fields that would change the work and are not modelled: said by name, never ignored."""
+    for field in fields:
+        if table.get(field):
+            raise InvalidInput(f"{field} = {str(table[field]).lower()} is not supported for {architecture} yet")

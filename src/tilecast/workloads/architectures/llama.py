@@ -1,20 +1,17 @@
-"""Llama 2 and 3: no bias, no QK-norm."""
+"""Llama 2, 3, 3.1 and 3.3: no bias, no QK-norm. Families that only renamed it read the same way."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.errors import InvalidInput
-from tilecast.workloads.architectures.base import Architecture, dense_config, dense_step
+from tilecast.workloads.architectures.base import Architecture, dense, refuse
 from tilecast.workloads.model import ModelConfig
 
 NAME = "LlamaForCausalLM"
 
 
 def read(table: Mapping[str, Any], name: str) -> ModelConfig:
-    for field in ("attention_bias", "mlp_bias"):
-        if table.get(field):
-            raise InvalidInput(f"{field} = true is not supported for {NAME} yet")
-    return dense_config(table, name, architecture=NAME)
+    refuse(table, NAME, "attention_bias", "mlp_bias")
+    return dense(table, name, NAME)
 
 
-ARCHITECTURE = Architecture(names=(NAME,), read=read, step=dense_step)
+ARCHITECTURE = Architecture(names=(NAME,), read=read)

@@ -1,16 +1,17 @@
-"""Qwen 2 and 2.5: a bias on the query, key and value projections."""
+"""Qwen 2 and 2.5: a bias on the query, key and value projections. MiMo-7B has the same layers."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.workloads.architectures.base import Architecture, dense_config, dense_step
+from tilecast.workloads.architectures.base import Architecture, dense, refuse
 from tilecast.workloads.model import ModelConfig
 
-NAME = "Qwen2ForCausalLM"
+NAMES = ("Qwen2ForCausalLM", "MiMoForCausalLM")
 
 
 def read(table: Mapping[str, Any], name: str) -> ModelConfig:
-    return dense_config(table, name, architecture=NAME, qkv_bias=True)
+    refuse(table, NAMES[0], "use_sliding_window")
+    return dense(table, name, NAMES[0], qkv_bias=True)
 
 
-ARCHITECTURE = Architecture(names=(NAME,), read=read, step=dense_step)
+ARCHITECTURE = Architecture(names=NAMES, read=read)

@@ -1,0 +1,107 @@
+"""Does it fit: what the fullest GPU holds, the largest batch and context that still would, and what else would fit when it does not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tilecast.dtypes import quantisation
+from tilecast.engines.base import Engine
+from tilecast.errors import InvalidInput
+from tilecast.hardware import GpuSpec
+from tilecast.workloads.architectures import architecture
+from tilecast.workloads.graph import LONGEST, Batch
+from tilecast.workloads.memory import Memory, activations_bytes, kv_cache_bytes, weights_bytes
+from tilecast.workloads.model import Layer, ModelConfig, counted
+from tilecast.workloads.parallelism import Shard, node_for, sharded
+from tilecast.workloads.quantisation import NAMES, requantised
+
+MOST_REQUESTS = 1 << 20
+NARROWER = ("fp8", "nvfp4", "int4")  # in this order, where the GPU computes in them
+
+
+def memory_of(config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, batch: Batch, kv_dtype: str) -> Memory:
+    """Of the pipeline stage that holds the most."""
+    rank = batch.on_rank(shard.dp)
+    weights, caches = stage_weights(config, shard), stage_caches(config, shard, engine, rank, kv_dtype)
+    fullest = max(range(shard.pp), key=lambda stage: weights[stage] + caches[stage])
+    return Memory(
+        weights_bytes=weights[fullest],
+        kv_cache_bytes=caches[fullest],
+        activations_bytes=activations_bytes(config, shard, sum(rank.input_tokens), sum(batch.input_tokens), batch.num_requests),
+        reserved_bytes=round(engine.host.reserved_bytes),
+        capacity_bytes=gpu.dram_bytes,
+    )
+
+
+def stage_weights(config: ModelConfig, shard: Shard) -> list[int]:
+    step = architecture(config.architecture).step
+    return [weights_bytes(config, step(config, shard, stage if shard.pp > 1 else None)) for stage in range(shard.pp)]
+
+
+def stage_caches(config: ModelConfig, shard: Shard, engine: Engine, rank: Batch, kv_dtype: str) -> list[int]:
+    return [_cache(config, shard, engine, rank, kv_dtype, kinds) for kinds in _stage_kinds(config, shard)]
+
+
+def _stage_kinds(config: ModelConfig, shard: Shard) -> list[list[tuple[Layer, int]]]:
+    return [counted(shard.stage(config.layers, stage)) for stage in range(shard.pp)]
+
+
+def _cache(config: ModelConfig, shard: Shard, engine: Engine, rank: Batch, kv_dtype: str, kinds: list[tuple[Layer, int]]) -> int:
+    drops = engine.drops_keys_outside_window(config)
+    return 0 if config.is_encoder else kv_cache_bytes(kinds, shard, rank, kv_dtype, drops_outside_window=drops)
+
+
+def with_room(found: Memory, config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, batch: Batch, kv_dtype: str) -> Memory:
+    """`found` with the largest batch and context beside it, where all requests are equal, and what would fit where it does not."""
+    room: dict[str, Any] = {}
+    if len(set(batch.input_tokens)) == len(set(batch.output_tokens)) == 1:
+        isl, osl, requests = batch.input_tokens[0], batch.output_tokens[0], batch.num_requests
+        weights, stages = stage_weights(config, shard), _stage_kinds(config, shard)
+        short = replace(config, layers=tuple(layer for layer, _ in counted(config.layers)))  # the widest block is the same
+
+        def fits(num_requests: int, prompt: int, caches: list[int]) -> bool:
+            on_rank = -(-num_requests // shard.dp)
+            kept = max(held + on_rank * cache for held, cache in zip(weights, caches, strict=True))
+            active = activations_bytes(short, shard, on_rank * prompt, num_requests * prompt, num_requests)
+            return kept + active + found.reserved_bytes <= found.capacity_bytes
+
+        def caches_of(prompt: int) -> list[int]:
+            return [_cache(config, shard, engine, Batch((prompt,), (osl,)), kv_dtype, kinds) for kinds in stages]
+
+        one, limit = caches_of(isl), (config.max_context or LONGEST) - osl
+        room["largest_batch"] = _largest(lambda number: fits(number, isl, one), MOST_REQUESTS)
+        longest = _largest(lambda prompt: fits(requests, prompt, caches_of(prompt)), limit)
+        room["largest_context"] = longest + osl if longest else 0
+    if not found.fits:
+        room["would_fit"] = tuple(_would_fit(config, shard, engine, gpu, batch, kv_dtype))
+    return replace(found, **room)
+
+
+def _largest(holds: Callable[[int], bool], most: int) -> int:
+    """The largest whole number up to `most` for which a claim holds that never starts to hold again; 0: none."""
+    low, high = 0, 1
+    while high <= most and holds(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _would_fit(config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, batch: Batch, kv_dtype: str) -> Iterator[dict[str, Any]]:
+    """More GPUs in the same format, then each narrower format on the fewest GPUs: what a user would try next."""
+    for quant in (None, *NARROWER):
+        held = NAMES[quant] if quant else None
+        if held is not None and quantisation(held).compute.name not in gpu.tensor_flop_per_s:
+            continue
+        changed = requantised(config, quant)
+        for tp in (shard.tp * factor for factor in (1, 2, 4, 8, 16, 32, 64)):
+            try:
+                box = node_for(gpu, tp, shard.node.id if shard.node else None, pp=shard.pp)
+                other = sharded(changed, tp, box, pp=shard.pp, ep=shard.ep, dp=shard.dp)
+            except InvalidInput:
+                continue
+            if memory_of(changed, other, engine, gpu, batch, kv_dtype).fits:
+                yield {**({"tp": tp} if tp != shard.tp else {}), **({"quant": quant} if quant else {})}
+                break

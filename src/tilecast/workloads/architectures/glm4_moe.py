@@ -1,0 +1,29 @@
+"""GLM 4.5, 4.6 and 4.7: grouped-query attention with biases, experts with a shared one, and dense layers first."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tilecast.workloads.architectures.base import Architecture, attention_heads, decoder, size
+from tilecast.workloads.model import Experts, Layer, Mlp, ModelConfig
+
+NAME = "Glm4MoeForCausalLM"
+
+
+def read(table: Mapping[str, Any], name: str) -> ModelConfig:
+    attention = attention_heads(
+        table, qkv_bias=bool(table.get("attention_bias", False)), qk_norm="head" if table.get("use_qk_norm") else None
+    )
+    width = size(table, "moe_intermediate_size")
+    experts = Experts(
+        num_experts=size(table, "n_routed_experts"),
+        topk=size(table, "num_experts_per_tok"),
+        width=width,
+        shared_width=width * (table.get("n_shared_experts") or 0),
+        correction_bias=True,
+    )
+    plain, first = Mlp(width=size(table, "intermediate_size")), table.get("first_k_dense_replace") or 0
+    count = size(table, "num_hidden_layers")
+    return decoder(table, name, NAME, [Layer(attention=attention, mlp=plain if index < first else experts) for index in range(count)])
+
+
+ARCHITECTURE = Architecture(names=(NAME,), read=read)

@@ -1,0 +1,123 @@
+"""How a checkpoint is quantised: from the quantization_config of its config.json, or from the name a user gives.
+
+Embedding, head, router and norms stay in the model's own dtype, as every engine keeps them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from tilecast.errors import InvalidInput, UnknownName
+from tilecast.workloads.model import ModelConfig, Precision
+
+# What a user may ask for -> the quantisation of linear layers and experts.
+NAMES = {
+    "bf16": None, "fp8": "fp8", "fp8_block": "fp8_block", "int8": "int8", "int4": "int4_wo", "nvfp4": "nvfp4", "mxfp4": "w4a16_mxfp4",
+}  # fmt: skip
+FP8_KV = ("fp8", "fp8_e4m3", "fp8_e5m2")
+# A module of each kind of weight in a middle layer, under the names checkpoints use.
+MODULES = {
+    "qkv": ("self_attn.q_proj", "self_attn.qkv_proj", "self_attn.q_b_proj"),
+    "o": ("self_attn.o_proj",),
+    "mlp": ("mlp.gate_proj", "mlp.gate_up_proj", "mlp.down_proj"),
+    "experts": ("mlp.experts.0.gate_proj", "block_sparse_moe.experts.0.w1", "mlp.experts"),
+    "shared": ("mlp.shared_experts.gate_proj", "mlp.shared_expert.gate_proj", "mlp.shared_experts"),
+}
+
+
+def asked_precision(name: str) -> Precision:
+    """All linear layers and experts in the format a user named."""
+    if name not in NAMES:
+        raise UnknownName.among("quant", name, NAMES)
+    held = NAMES[name]
+    return Precision(qkv=held, o=held, mlp=held, experts=held, shared=held)
+
+
+def requantised(config: ModelConfig, quant: str | None) -> ModelConfig:
+    return config if quant is None else replace(config, precision=asked_precision(quant))
+
+
+def read_precision(table: Mapping[str, Any], num_layers: int) -> tuple[Precision, str | None]:
+    """Precision and the KV cache's dtype from a config's quantization_config; nothing there: the model's own dtype."""
+    given = table.get("quantization_config")
+    if not given:
+        return Precision(), None
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"quantization_config = {given!r} must be a table")
+    if "formats" in given:  # our own short form, in the bundle
+        return Precision(**given["formats"]), given.get("kv_dtype")
+    held = _held(str(given.get("quant_method") or "modelopt").lower(), given)
+    ignored = [*_names(given, "modules_to_not_convert"), *_names(given, "ignore"), *_names(given, "exclude_modules")]
+    kept = {kind: _is_ignored(modules, ignored, num_layers) for kind, modules in MODULES.items()}
+    return Precision(**{kind: None if kept[kind] else held for kind in MODULES}), _kv_dtype(given)
+
+
+def _names(given: Mapping[str, Any], field: str) -> Sequence[str]:
+    names = given.get(field) or ()
+    return [str(name) for name in names] if isinstance(names, Iterable) and not isinstance(names, str) else [str(names)]
+
+
+def _held(method: str, given: Mapping[str, Any]) -> str:
+    """The name in dtypes.QUANTISATIONS of what `quant_method` says."""
+    if method == "fp8":
+        if given.get("weight_block_size"):
+            return "fp8_block"
+        return "fp8_static" if given.get("activation_scheme") == "static" else "fp8"
+    if method in ("awq", "gptq", "gptq_marlin", "awq_marlin", "auto-round"):
+        bits = int(given.get("bits") or given.get("w_bit") or 4)
+        if bits not in (4, 8):
+            raise InvalidInput(f"quantization_config: {method} with {bits} bits is not supported; 4 and 8 are")
+        return "int4_wo" if bits == 4 else "int8_wo"
+    if method == "mxfp4":
+        return "w4a16_mxfp4"
+    if method == "compressed-tensors":
+        return _compressed(given)
+    algorithm = str(given.get("quant_algo") or method).upper()
+    known = {"FP8": "fp8_static", "NVFP4": "nvfp4", "W4A16_AWQ": "int4_wo", "W8A8_SQ": "int8", "FP8_PB_WO": "fp8_block"}
+    if algorithm in known:
+        return known[algorithm]
+    if algorithm == "MIXED_PRECISION":
+        raise InvalidInput("quantization_config: quant_algo = MIXED_PRECISION (a format for every layer) is not supported; pass --quant")
+    raise InvalidInput(
+        f"quantization_config: quant_method = {method!r} is not supported; known: fp8, compressed-tensors, awq, gptq, modelopt, mxfp4"
+    )
+
+
+def _compressed(given: Mapping[str, Any]) -> str:
+    groups = given.get("config_groups")
+    group: Mapping[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    weights, activations = group.get("weights") or {}, group.get("input_activations") or {}
+    bits, kind = weights.get("num_bits"), weights.get("type", "int")
+    if bits == 4:
+        return "nvfp4" if kind == "float" and activations else "int4_wo"
+    if bits == 8 and kind == "float":
+        if weights.get("strategy") == "block":
+            return "fp8_block"
+        return "fp8" if activations.get("dynamic", True) else "fp8_static"
+    if bits == 8:
+        return "int8" if activations else "int8_wo"
+    raise InvalidInput(f"quantization_config: compressed-tensors with num_bits = {bits!r} is not supported; 4 and 8 are")
+
+
+def _is_ignored(modules: Sequence[str], patterns: Sequence[str], num_layers: int) -> bool:
+    paths = [f"model.layers.{num_layers // 2}.{module}" for module in modules]
+    return any(_matches(pattern, path) for pattern in patterns for path in paths)
+
+
+def _matches(pattern: str, path: str) -> bool:
+    """A regular expression behind `re:`, a shell pattern, or a module's path; each may also name what contains the module."""
+    path = path.removeprefix("model.")
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], f"model.{path}") is not None
+    pattern = re.sub(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)", "", pattern)
+    if "*" in pattern:
+        return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")
+    return path == pattern or path.startswith(f"{pattern}.") or pattern in path.split(".")
+
+
+def _kv_dtype(given: Mapping[str, Any]) -> str | None:
+    scheme = given.get("kv_cache_scheme")
+    says_fp8 = isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type", "float") == "float"
+    return "fp8" if says_fp8 or str(given.get("kv_cache_quant_algo")).upper() == "FP8" else None
