@@ -274,5 +274,5 @@ def test_requests_and_sizes_exclude_one_another():
 
 def test_help_lists_only_what_works(run):
     shown = {option.name for option in command.params if not getattr(option, "hidden", False)}
-    assert not shown & {"pp", "ep", "dp_attention", "quant", "concurrency", "profile"}
+    assert not shown & {"pp", "ep", "dp_attention", "quant", "concurrency"}
     assert run("--help")[0] == 0

@@ -1,7 +1,9 @@
 """Predict a static batch on an engine: first token, decode step, total, throughput, memory, and where the time goes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from tilecast.engines.base import engine as engine_named
 from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.learning.calibration import INTERVAL_SIGMAS
+from tilecast.learning.profiles import Profile, opened
 from tilecast.markup import html_table
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import CallTime, Price, StepTime, evaluated_steps, median_over_steps, price_step, step_weights, weakest
@@ -94,7 +98,9 @@ class Prediction:
     basis: str
     breakdown: tuple[Part, ...]
     inputs: Mapping[str, Any]
+    steps: tuple[StepTime, ...]  # the kernels of the prefill and, where there is one, of the decode
     warnings: tuple[str, ...] = ()
+    profile: Profile | None = None
 
     @property
     def total_s(self) -> Interval:
@@ -159,9 +165,12 @@ def predict(
     node: str | None = None,
     kv_dtype: str | None = None,
     overrides: Mapping[str, object] | None = None,
+    profile: Profile | str | Path | None = None,
     price: Price = predict_kernel,
 ) -> Prediction:
     """One static batch: `batch` requests of `isl` prompt and `osl` output tokens, or `requests` as (input, output) pairs.
+
+    `profile` is what `tilecast calibrate` made of measurements on this GPU, or its file.
 
     >>> prediction = predict("Qwen/Qwen3-8B", gpu="h100-sxm", batch=8, isl=1024, osl=64)
     >>> prediction.fits and prediction.prefill_s.median > prediction.decode_step_s.median > 0
@@ -177,6 +186,9 @@ def predict(
     shard = sharded(config, tp, box if tp > 1 else None)
     operations = architecture(config.architecture).step(config, shard)
     held = kv_dtype or config.dtype
+    measured = opened(profile, spec)
+    if measured is not None:
+        price = partial(price, profile=measured)
 
     def timed(tokens: Any) -> StepTime:
         return price_step(kernel_step(operations, tokens, config=config, shard=shard, engine=runs, gpu=spec, kv_dtype=held), spec, price)
@@ -185,6 +197,8 @@ def predict(
     points = evaluated_steps(asked.output_tokens)
     decode = timed(decode_tokens(asked, points.tolist())) if len(points) else None
     host_prefill, host_step = _prefill_host(runs.host, config, prefill), _decode_host(runs.host, config)
+    if measured is not None:
+        host_prefill, host_step = (_measured_host(measured, *each) for each in (("prefill", host_prefill), ("decode", host_step)))
     parts = _parts("prefill", prefill, np.ones(1), host_prefill)
     prefill_s = _total(prefill, np.ones(1)) + host_prefill
     decode_s = step_s = NOTHING
@@ -213,8 +227,11 @@ def predict(
         inputs={
             "model": config.name, "gpu": spec.id, "engine": runs.name, "tp": tp, "node": box.id if box else None, "kv_dtype": held,
             **_said(batch, isl, osl, requests), "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
+            **({"profile": measured.told()} if measured else {}),
         },
+        steps=(prefill, decode) if decode else (prefill,),
         warnings=_warnings(config, asked, spec, box),
+        profile=measured,
     )  # fmt: skip
 
 
@@ -276,6 +293,18 @@ def _prefill_host(host: Host, config: ModelConfig, prefill: StepTime) -> Interva
 
 def _spread(seconds: float, host: Host) -> Interval:
     return Interval(seconds, seconds * (1.0 - host.spread_fraction), seconds * (1.0 + host.spread_fraction))
+
+
+def _measured_host(profile: Profile, phase: str, host: Interval) -> Interval:
+    """The host's part as a measured run tells it; a profile of kernels alone leaves it."""
+    factor, width = profile.host(phase, host_spread(host))
+    median = host.median * factor
+    return Interval(median, median * math.exp(-width), median * math.exp(width))
+
+
+def host_spread(host: Interval) -> float:
+    """The standard deviation of the logarithm of the host's part."""
+    return math.log(host.high / host.median) / INTERVAL_SIGMAS
 
 
 def _total(step: StepTime | CallTime, weights: Floats) -> Interval:

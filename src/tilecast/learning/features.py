@@ -30,6 +30,10 @@ SIZES = {
     "moe": ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep"),
 }
 NAMES = ("dtype", "identity", "kv_dtype", "distribution", "moe_pass", "causal", "op")
+COMMON = (
+    *(f"share {name}" for name in (*PIPELINES, "launch", "bound")), "log waves", "tail", "clock", "log time in launches",
+    "log traffic over cache",
+)  # fmt: skip
 GROUPS = ("compute", "memory", "launch")  # what a GPU's level is told apart by
 
 
@@ -43,11 +47,11 @@ class Launches:
 
 
 def number_names(family: str) -> list[str]:
-    """The columns of `Launches.numbers`."""
-    shares = [f"share {name}" for name in (*PIPELINES, "launch", "bound")]
-    sizes = [f"log2 {name}" for name in SIZES[family]]
-    aligned = [f"{name} in {step}s" for name in SIZES[family][:3] for step in ALIGNMENTS]
-    return [*shares, "log waves", "tail", "clock", "log time in launches", "log traffic over cache", *sizes, *aligned]
+    """The columns of `Launches.numbers`; a family that is not in SIZES has the common ones alone."""
+    named = SIZES.get(family, ())
+    sizes = [f"log2 {name}" for name in named]
+    aligned = [f"{name} in {step}s" for name in named[:3] for step in ALIGNMENTS]
+    return [*COMMON, *sizes, *aligned]
 
 
 def launches(kernel: Any, gpu: GpuSpec, analysis: Analysis, engine: str) -> Launches:
@@ -69,7 +73,7 @@ def launches(kernel: Any, gpu: GpuSpec, analysis: Analysis, engine: str) -> Laun
         np.log(time_s / analysis.launch_s),
         np.log(np.maximum(traffic_bytes / cache_bytes(gpu), SMALLEST_SHARE)),
     ]
-    values = [_size(kernel, name, length) for name in SIZES[kernel.family]]
+    values = [_size(kernel, name, length) for name in SIZES.get(kernel.family, ())]
     columns += [np.log2(np.maximum(value, 1.0)) for value in values]
     columns += [(value % step == 0).astype(np.float64) for value in values[:3] for step in ALIGNMENTS]
     compute = np.maximum(np.maximum(busy["tensor"], busy["vector"]), busy["special"])

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilecast import hardware, units
+from tilecast.errors import InvalidInput
 from tilecast.execution import Analysis, Protocol
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
@@ -17,6 +18,9 @@ from tilecast.kernels.base import execution_of
 from tilecast.learning.correction import load
 from tilecast.learning.features import SIZES, asked_names, launches
 from tilecast.markup import html_table
+
+if TYPE_CHECKING:
+    from tilecast.learning.profiles import Profile
 
 BLOCK = 4096  # launches priced at once: their arrays stay in the processor's cache
 
@@ -33,6 +37,7 @@ class KernelPrediction:
     high_s: Floats
     analysis: Analysis
     basis: np.ndarray
+    profile: "Profile | None" = None
 
     @property
     def bound_s(self) -> Floats:
@@ -65,8 +70,11 @@ def predict_kernel(
     engine: str = "sglang",
     learned: bool = True,
     overrides: Mapping[str, object] | None = None,
+    profile: "Profile | str | Path | None" = None,
 ) -> KernelPrediction:
     """How long `kernel` takes on `gpu`; sizes may be arrays, one entry per launch. `learned=False` gives physics alone.
+
+    `profile` is what `tilecast calibrate` made of measurements on this GPU, or its file.
 
     >>> from tilecast.kernels.gemm import Gemm
     >>> float(predict_kernel(Gemm(m=4096, n=4096, k=4096), gpu="h100-sxm").median_s[0]) > 1e-4
@@ -74,7 +82,8 @@ def predict_kernel(
     """
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
     protocol = Protocol(timer=timer, cache=cache)
-    parts = [_predict_part(part, spec, protocol, engine, learned) for part in _blocks(kernel)]
+    measured = _opened(profile, spec, learned) if profile is not None else None
+    parts = [_predict_part(part, spec, protocol, engine, learned, measured) for part in _blocks(kernel)]
     joined = parts[0] if len(parts) == 1 else _concatenated(parts)
     return KernelPrediction(
         kernel=kernel,
@@ -85,6 +94,7 @@ def predict_kernel(
         high_s=joined.high_s,
         analysis=joined.analysis,
         basis=joined.basis,
+        profile=measured,
     )
 
 
@@ -99,7 +109,7 @@ class _Part:
     basis: np.ndarray
 
 
-def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool) -> _Part:
+def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool, profile: "Profile | None" = None) -> _Part:
     analysis = execution_of(kernel, gpu, protocol)
     correction = load(kernel.family) if learned and kernel.family in SIZES else None
     found = launches(kernel, gpu, analysis, engine) if correction is not None else None
@@ -111,8 +121,22 @@ def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, le
         corrected = correction.correct(correction.named(asked, gpu) if kernel.identity is None else asked, gpu)
         median_s = np.maximum(analysis.analytic_s * np.exp(corrected.log_ratio), analysis.bound_s)
         width, basis = corrected.width, corrected.basis
+    if profile is not None:
+        from tilecast.predictors.calibrated import sites_of
+
+        shift, width = profile.adjust(sites_of(kernel, gpu, analysis, engine, width), width)
+        median_s = np.maximum(median_s * np.exp(shift), analysis.bound_s)
     low_s = np.maximum(median_s * np.exp(-np.asarray(width)), analysis.bound_s)
     return _Part(analysis, median_s, low_s, np.asarray(median_s * np.exp(width)), basis)
+
+
+def _opened(profile: "Profile | str | Path", gpu: GpuSpec, learned: bool) -> "Profile | None":
+    """Profiles are imported when there is one: most predictions have none."""
+    from tilecast.learning.profiles import opened
+
+    if not learned:
+        raise InvalidInput("a profile goes with learned predictions: learned=False is physics alone")
+    return opened(profile, gpu)
 
 
 @cache
