@@ -35,7 +35,7 @@ NOTES = (
     "Kernels are of the same engine and number format as those scored; mean per (format, GPU, engine), then over engines and formats, then "
     "over GPUs (generation out: over generations).",
     f"Random: {DRAWS} seeded draws. Planned: greedy by expected variance, from the features alone.",
-    "The prior's variances are fitted on errors of the other generations, training shapes only.",
+    "The prior's variances are fitted on errors of the other generations, training shapes only; --quick takes the package's.",
     "Inside: share of rows in the 80 % interval. GEMM: bf16, n and k of at least 512.",
 )
 
@@ -59,7 +59,7 @@ def measured(quick: bool) -> dict[str, Any]:
     """Everything the files hold."""
     started = time.monotonic()
     counts, draws = (QUICK_COUNTS, QUICK_DRAWS) if quick else (COUNTS, DRAWS)
-    rows = [point.to_dict() for point in points(held_out(quick), draws, counts)]
+    rows = [point.to_dict() for point in points(held_out(quick), draws, counts, quick=quick)]
     runs: list[dict[str, Any]] = []
     try:
         runs = scores()

@@ -10,7 +10,7 @@ from benchmarks.calibration.held_out import HeldOut
 from benchmarks.fit.calibration import fitted
 from tilecast import hardware
 from tilecast.engines.measurement import greedy
-from tilecast.learning.calibration import INTERVAL_SIGMAS, Floats, Prior, Sites, of_rows, posterior
+from tilecast.learning.calibration import Floats, Prior, Sites, of_rows, posterior, shipped
 
 COUNTS = (0, 1, 5, 20, 100)
 DRAWS = 3
@@ -38,14 +38,14 @@ class Point:
         return asdict(self)
 
 
-def points(entries: Sequence[HeldOut], draws: int = DRAWS, counts: Sequence[int] = COUNTS) -> Iterator[Point]:
-    """Each slice by itself: kernels of one engine and number format calibrate, and are scored."""
+def points(entries: Sequence[HeldOut], draws: int = DRAWS, counts: Sequence[int] = COUNTS, *, quick: bool = False) -> Iterator[Point]:
+    """Each slice by itself: kernels of one engine and number format calibrate, and are scored. `quick` takes the package's prior."""
     priors: dict[str, Prior] = {}
     for entry in entries:
         arch = hardware.gpu(entry.gpu).arch
         if arch not in priors:
-            say(f"  prior without {arch}")
-            priors[arch] = fitted(entries, without=arch)
+            say(f"  {'the prior of the package' if quick else 'prior fitted'} for {arch}")
+            priors[arch] = shipped() if quick else fitted(entries, without=arch)
         yield from _of_entry(entry, priors[arch], draws, counts)
 
 
@@ -65,7 +65,7 @@ def _of_entry(entry: HeldOut, prior: Prior, draws: int, counts: Sequence[int]) -
                 if count:
                     rows = order[:count]
                     shift, spread = posterior(of_rows(offered.where(rows), train.offset[rows]), prior).shift(asked.where(mine))
-                yield _point(entry, slice_, choice, draw, count, mine, shift, np.minimum(INTERVAL_SIGMAS * spread, test.width[mine]))
+                yield _point(entry, slice_, choice, draw, count, mine, shift, test.width[mine] * spread / asked.where(mine).spread)
 
 
 def _planned(launches: Sites, prior: Prior, pool: np.ndarray, count: int) -> np.ndarray:

@@ -67,7 +67,7 @@ def plan(gpu: GpuSpec, count: int) -> list[Planned]:
 
 def greedy(asked: Sites, weight: Floats, offered: Sites, count: int, prior: Prior | None = None) -> tuple[list[int], list[float]]:
     """Places among `offered`, each the one that lowers the weighted variance of `asked` most given those before; the shares explained."""
-    prior = prior or shipped()
+    prior = shipped() if prior is None else prior
     cross = prior.correlation(asked, offered) * asked.spread[:, None] * offered.spread[None, :]
     among = prior.correlation(offered, offered) * offered.spread[:, None] * offered.spread[None, :]
     noise = prior.own(offered) * offered.spread**2 + ROW_NOISE**2

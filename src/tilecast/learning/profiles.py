@@ -49,9 +49,9 @@ class Profile:
         return _digest(self.content())[:8]
 
     def adjust(self, asked: Sites, width: Floats | float) -> tuple[Floats, Floats]:
-        """(L,) what to add to log(median) of each launch, and half its interval from now on."""
+        """(L,) what to add to log(median) of each launch, and half its interval: narrower as the spread became."""
         mean, spread = self.posterior.shift(asked)
-        return mean, np.minimum(width, INTERVAL_SIGMAS * spread)
+        return mean, np.asarray(width * spread / asked.spread)
 
     def host(self, phase: str, spread: float) -> tuple[float, float]:
         """The factor on what the host adds to a step, and half its interval in log."""
