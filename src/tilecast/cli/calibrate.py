@@ -87,13 +87,16 @@ def levels(profile: Any) -> list[dict[str, Any]]:
     for family, group in sorted({key for key, one in zip(keys, single, strict=True) if one}):
         mine = np.array([one and key == (family, group) for key, one in zip(keys, single, strict=True)])
         table.append(_level(family, group, held.offset[mine], alone[mine], model.trust[mine]))
-    runs = np.flatnonzero(~single)
-    return table + [_level("run", "", held.offset[[place]], alone[[place]], model.trust[[place]]) for place in runs]
+    for place in np.flatnonzero(~single):
+        phases = {str(name) for name in held.sites.family[held.weights[place] != 0]}
+        part = "total" if {"host prefill", "host decode"} <= phases else "prefill" if "host prefill" in phases else "decode step"
+        table += [_level("a run", part, held.offset[[place]], alone[[place]], model.trust[[place]])]
+    return table
 
 
 def _level(family: str, group: str, offset: np.ndarray, alone: np.ndarray, trust: np.ndarray) -> dict[str, Any]:
     return {
-        "family": family, "bound_by": group, "measured": len(offset), "measured_over_predicted": float(np.exp(np.median(offset))),
+        "family": family, "part": group, "measured": len(offset), "measured_over_predicted": float(np.exp(np.median(offset))),
         "error_before": float(np.mean(np.abs(np.expm1(-offset)))), "error_left_out": float(np.mean(np.abs(np.expm1(alone - offset)))),
         "odd": int((trust < ODD).sum()),
     }  # fmt: skip
@@ -101,11 +104,11 @@ def _level(family: str, group: str, offset: np.ndarray, alone: np.ndarray, trust
 
 def _levels_grid(table: list[dict[str, Any]]) -> Grid:
     rows = [
-        (entry["family"], entry["bound_by"], str(entry["measured"]), f"{entry['measured_over_predicted']:.3f}",
+        (entry["family"], entry["part"], str(entry["measured"]), f"{entry['measured_over_predicted']:.3f}",
          f"{100 * entry['error_before']:.1f} %", f"{100 * entry['error_left_out']:.1f} %", str(entry["odd"] or "-"))
         for entry in table
     ]  # fmt: skip
-    columns = ("family", "bound by", "measured", "over predicted", "error before", "told by the others", "odd ones")
+    columns = ("family", "part", "measured", "over predicted", "error before", "told by the others", "odd ones")
     return Grid(title="What the measurements say", columns=columns, rows=rows, right=frozenset(columns[2:]))
 
 

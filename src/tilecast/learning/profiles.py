@@ -45,8 +45,9 @@ class Profile:
 
     @cached_property
     def id(self) -> str:
-        """Eight hex digits that change with what was measured."""
-        return _digest(self.content())[:8]
+        """Eight hex digits that change with what was measured, and with nothing else."""
+        content = self.content()
+        return _digest({name: content[name] for name in ("gpu", "sites", "observations")})[:8]
 
     def adjust(self, asked: Sites, width: Floats | float) -> tuple[Floats, Floats]:
         """(L,) what to add to log(median) of each launch, and half its interval: narrower as the spread became."""
