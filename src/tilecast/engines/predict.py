@@ -304,7 +304,7 @@ def _measured_host(profile: Profile, phase: str, host: Interval) -> Interval:
 
 def host_spread(host: Interval) -> float:
     """The standard deviation of the logarithm of the host's part."""
-    return math.log(host.high / host.median) / INTERVAL_SIGMAS
+    return math.log(host.high / host.median) / INTERVAL_SIGMAS if host.median else 0.0
 
 
 def _total(step: StepTime | CallTime, weights: Floats) -> Interval:
