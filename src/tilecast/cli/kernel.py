@@ -59,6 +59,7 @@ def family_command(kernel: Any) -> click.Command:
     params += [
         click.Option(["--timer"], default="profiler", show_default=True, help=f"How it is timed: {', '.join(TIMERS)}."),
         click.Option(["--cache"], default="cold", show_default=True, help=f"What caches hold: {', '.join(CACHES)}."),
+        click.Option(["--profile"], metavar="FILE", help="What `tilecast calibrate` made of measurements on this GPU."),
         click.Option(["--explain"], is_flag=True, help="Walk through the stages with numbers."),
         click.Option(["--why"], is_flag=True, help="What would make it 20 % faster."),
         click.Option(["--sweep"], metavar="NAME=FROM:TO:STEP", help="A curve over one size, e.g. m=1:8192:x2 or m=64:4096:64."),
@@ -75,7 +76,9 @@ def _callback(kernel: Any) -> Any:
     @click.pass_context
     def run(ctx: click.Context, /, **given: Any) -> None:
         output = {name: given.pop(name) for name in ("as_json", "as_csv", "as_python")}
-        asked = {name: given.pop(name) for name in ("gpu", "timer", "cache", "explain", "why", "sweep", "plot_path", "assignments")}
+        asked = {
+            name: given.pop(name) for name in ("gpu", "timer", "cache", "profile", "explain", "why", "sweep", "plot_path", "assignments")
+        }
         parameters = {name: parsed(name, text) for name, text in given.items() if text is not None}
         if note := hardware.resolution_note(asked["gpu"]):
             say(note)
@@ -107,11 +110,11 @@ def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]
     timing: dict[str, Any] = {"timer": asked["timer"], "cache": asked["cache"]}
 
     def predicted(**changes: Any) -> KernelPrediction:
-        return predict_kernel(kernel(**(parameters | changes)), asked["gpu"], **timing, overrides=overrides)
+        return predict_kernel(kernel(**(parameters | changes)), asked["gpu"], **timing, overrides=overrides, profile=asked["profile"])
 
     shown = tuple(f"{fact}={value}" for fact, value in overrides.items())
-    line = command_line("kernel", kernel.family, gpu=asked["gpu"], **_texts(parameters), **timing, set=shown)
-    python = _python(kernel, parameters, asked["gpu"], timing, overrides)
+    line = command_line("kernel", kernel.family, gpu=asked["gpu"], **_texts(parameters), **timing, profile=asked["profile"], set=shown)
+    python = _python(kernel, parameters, asked["gpu"], timing | ({"profile": asked["profile"]} if asked["profile"] else {}), overrides)
     if asked["sweep"]:
         return _sweep_report(predicted, asked["sweep"], asked["plot_path"], kernel.family, line, python)
     prediction = predicted()
@@ -148,7 +151,7 @@ def record(prediction: KernelPrediction, parameters: dict[str, Any], overrides: 
         "clock_hz": float(analysis.clock_hz[row]),
         "inputs": {
             "family": prediction.kernel.family, "gpu": prediction.gpu.id, **{name: _plain(value) for name, value in parameters.items()},
-            "set": list(overrides),
+            "set": list(overrides), **({"profile": prediction.profile.told()} if prediction.profile else {}),
         },
         "versions": versions(),
     }  # fmt: skip
@@ -172,6 +175,7 @@ def _headline(prediction: KernelPrediction) -> Grid:
         ("bound", units.human("_s", prediction.bound_s[0]), "largest demand at the highest clock"),
         ("efficiency", f"{100 * prediction.efficiency[0]:.0f} %", "bound / latency"),
         ("basis", str(prediction.basis[0]), "what the number rests on"),
+        *([("profile", prediction.profile.id, prediction.profile.words)] if prediction.profile else []),
         ("clock", units.human("_hz", analysis.clock_hz[0]), "sustained under the power limit"),
         ("launch", units.human("_s", analysis.launch_s[0]), f"timer {prediction.protocol.timer}"),
         ("tasks", units.significant(analysis.placement.num_tasks[0], 6), f"on {prediction.gpu.num_sms} SMs"),
@@ -236,7 +240,9 @@ def _levers(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any], timi
     def time_s(fact: str, factor: float) -> float:
         value = getattr(now.gpu, fact) * factor
         change = {fact: round(value) if isinstance(getattr(now.gpu, fact), int) else value}
-        return float(predict_kernel(kernel(**parameters), asked["gpu"], **timing, overrides=base | change).median_s[0])
+        return float(
+            predict_kernel(kernel(**parameters), asked["gpu"], **timing, overrides=base | change, profile=asked["profile"]).median_s[0]
+        )
 
     rows = []
     current, goal = float(now.median_s[0]), float(now.median_s[0]) / 1.2

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import numpy as np
 
-from tilecast.cli.output import command_line, emit, output_options, say
+from tilecast.cli.output import command_line, emit, output_options, profile_option, say
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
 from tilecast.report import Report, versions
 
@@ -21,26 +21,31 @@ FORMATS = (".csv", ".parquet")
 @click.argument("source", metavar="IN")
 @click.option("--out", "-o", "target", required=True, metavar="OUT", help="Where to write: .csv or .parquet.")
 @click.option("--keep-going", is_flag=True, help="Leave bad rows empty instead of stopping at the first.")
+@profile_option
 @output_options
-def command(source: str, target: str, keep_going: bool, **output: bool) -> None:
+def command(source: str, target: str, keep_going: bool, profile: str | None, **output: bool) -> None:
     """Predict every row of IN: columns family, gpu, dtype, [identity, timer, cache, engine] and the parameters of the family."""
     for path in (source, target):
         if Path(path).suffix not in FORMATS:
             raise InvalidInput(f"{path!r} must end in {' or '.join(FORMATS)}")
     columns = read(Path(source))
-    predicted, bad = predict_rows(columns, keep_going=keep_going)
+    predicted, bad = predict_rows(columns, keep_going=keep_going, profile=profile)
     write(Path(target), columns | predicted)
     for row, reason in bad[:10]:
         say(f"row {row + 1}: {reason}")
     num_rows = len(next(iter(columns.values())))
-    answer = f"Predicted {num_rows - len(bad):,} of {num_rows:,} rows into {target}."
+    answer = f"Predicted {num_rows - len(bad):,} of {num_rows:,} rows into {target}{f', with the profile {profile}' if profile else ''}."
     payload = {"rows": num_rows, "predicted": num_rows - len(bad), "bad": len(bad), "path": target, "versions": versions()}
-    python = f"from pathlib import Path\nfrom tilecast.cli import kernels\nkernels.predict_rows(kernels.read(Path({source!r})))"
-    line = command_line("kernels", source, out=target, keep_going=keep_going)
+    payload |= {"profile": _told(profile)} if profile else {}
+    more = f", profile={profile!r}" if profile else ""
+    python = f"from pathlib import Path\nfrom tilecast.cli import kernels\nkernels.predict_rows(kernels.read(Path({source!r})){more})"
+    line = command_line("kernels", source, out=target, keep_going=keep_going, profile=profile)
     emit(Report(answer=answer, payload=payload, records=[payload], python=python, command=line), **output)
 
 
-def predict_rows(columns: dict[str, list[Any]], *, keep_going: bool = False) -> tuple[dict[str, list[Any]], list[tuple[int, str]]]:
+def predict_rows(
+    columns: dict[str, list[Any]], *, keep_going: bool = False, profile: str | None = None
+) -> tuple[dict[str, list[Any]], list[tuple[int, str]]]:
     """The added columns, in row order, and the rows that could not be predicted with the reason."""
     for name in ("family", "gpu"):
         if name not in columns:
@@ -50,16 +55,22 @@ def predict_rows(columns: dict[str, list[Any]], *, keep_going: bool = False) -> 
     bad: list[tuple[int, str]] = []
     for rows in _groups(columns, num_rows).values():
         try:
-            _predict_group(columns, rows, added)
+            _predict_group(columns, rows, added, profile)
         except TilecastError:  # one of them is bad: find out which
             for row in rows:
                 try:
-                    _predict_group(columns, [row], added)
+                    _predict_group(columns, [row], added, profile)
                 except TilecastError as problem:
                     if not keep_going:
                         raise type(problem)(f"row {row + 1}: {problem}") from None
                     bad.append((row, str(problem)))
     return added, sorted(bad)
+
+
+def _told(profile: str) -> dict[str, Any]:
+    from tilecast.learning.profiles import read as read_profile
+
+    return read_profile(Path(profile).resolve()).told()
 
 
 def _groups(columns: dict[str, list[Any]], num_rows: int) -> dict[tuple[Any, ...], list[int]]:
@@ -74,7 +85,7 @@ def _groups(columns: dict[str, list[Any]], num_rows: int) -> dict[tuple[Any, ...
     return groups
 
 
-def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[str, list[Any]]) -> None:
+def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[str, list[Any]], profile: str | None) -> None:
     from tilecast.kernels.registry import kernel
     from tilecast.predictors.kernel import predict_kernel
 
@@ -96,7 +107,7 @@ def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[s
         missing = str(problem).partition("argument")[2].lstrip("s: ").strip()
         raise InvalidInput(f"{first['family']} lacks {missing}") from None
     timing = {name: first[name] for name in ("timer", "cache", "engine") if first.get(name)}
-    prediction = predict_kernel(built, first["gpu"], **timing)
+    prediction = predict_kernel(built, first["gpu"], **timing, profile=profile)
     values = {name: getattr(prediction, name) for name in ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "basis")}
     values["bound_by"] = prediction.analysis.bound_by
     for name, array in values.items():

@@ -15,6 +15,7 @@ COMMANDS = {
     "predict": "How fast a whole model serves a batch: first token, time per token, memory, where the time goes.",
     "kernel": "How long one kernel takes on a GPU, what binds it, and why.",
     "kernels": "The same for every row of a CSV or parquet file.",
+    "calibrate": "A profile of a GPU from a few measured kernels, or from one run.",
     "trust": "How accurate predictions of one family on one GPU have been.",
     "fit": "Learn the corrections from measured data (extra train).",
     "gpus": "The GPU catalogue: list, show one with its sources, compare several.",

@@ -30,6 +30,11 @@ def set_option(function: F) -> F:
     return click.option("--set", "assignments", metavar="FACT=VALUE", multiple=True, help=help)(function)
 
 
+def profile_option(function: F) -> F:
+    """--profile FILE, for any command that predicts."""
+    return click.option("--profile", metavar="FILE", help="What `tilecast calibrate` made of measurements on this GPU.")(function)
+
+
 def emit(report: Report, *, as_json: bool, as_csv: bool, as_python: bool) -> None:
     """Print the report the way that was asked for."""
     if as_json + as_csv + as_python > 1:

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from tilecast import hardware, units
-from tilecast.cli.output import command_line, emit, output_options, overrides_from, say, set_option
+from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, say, set_option
 from tilecast.engines.predict import Part, Prediction, predict
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
@@ -14,7 +14,7 @@ from tilecast.workloads.requests import read_requests
 BAR_WIDTH = 24
 MOST_SHOWN = 8  # lines a phase gets without --breakdown
 # Options of the contract that nothing stands behind yet -> the values that ask for nothing.
-NOT_YET: dict[str, tuple[str, ...]] = {"concurrency": (), "profile": ()}
+NOT_YET: dict[str, tuple[str, ...]] = {"concurrency": ()}
 
 
 def _not_yet(function: Any) -> Any:
@@ -40,6 +40,7 @@ def _not_yet(function: Any) -> Any:
 @click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
 @click.option("--allow-longer-context", is_flag=True, help="Predict lengths beyond the model's limit all the same.")
 @click.option("--breakdown", is_flag=True, help="Every kernel with its sizes.")
+@profile_option
 @set_option
 @output_options
 @_not_yet
@@ -117,6 +118,7 @@ def _headline(prediction: Prediction) -> Grid:
         ("memory", f"{_bytes(memory.total_bytes)} of {_bytes(memory.capacity_bytes)}", f"a GPU: {used}"),
         ("fits", "yes" if prediction.fits else "no", f"{prediction.node or prediction.gpu.id}, {prediction.engine}{_room(prediction)}"),
         ("basis", prediction.basis, "what the numbers rest on; in brackets the 80 % interval"),
+        *([("profile", prediction.profile.id, prediction.profile.words)] if prediction.profile else []),
     ]
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
 

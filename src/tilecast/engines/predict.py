@@ -1,7 +1,9 @@
 """Predict a static batch on an engine: first token, decode step, total, throughput, memory, and where the time goes."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from tilecast.engines.fit import memory_of, with_room
 from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.learning.calibration import INTERVAL_SIGMAS
+from tilecast.learning.profiles import Profile, opened
 from tilecast.markup import html_table
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import (
@@ -107,7 +111,9 @@ class Prediction:
     basis: str
     breakdown: tuple[Part, ...]
     inputs: Mapping[str, Any]
+    steps: tuple[StepTime, ...]  # the kernels of the prefill and, where there is one, of the decode
     warnings: tuple[str, ...] = ()
+    profile: Profile | None = None
 
     @property
     def num_gpus(self) -> int:
@@ -188,12 +194,14 @@ def predict(
     kv_dtype: str | None = None,
     allow_longer_context: bool = False,
     overrides: Mapping[str, object] | None = None,
+    profile: Profile | str | Path | None = None,
     price: Price = predict_kernel,
 ) -> Prediction:
     """One static batch: `batch` requests of `isl` prompt and `osl` output tokens, or `requests` as (input, output) pairs.
 
     `tp` x `pp` GPUs take part; `ep` and `dp_attention` say how the `tp` of a stage share experts and attention. `quant` replaces the
     checkpoint's own format.
+    `profile` is what `tilecast calibrate` made of measurements on this GPU, or its file.
 
     >>> prediction = predict("Qwen/Qwen3-8B", gpu="h100-sxm", batch=8, isl=1024, osl=64)
     >>> prediction.fits and prediction.prefill_s.median > prediction.decode_step_s.median > 0
@@ -213,6 +221,9 @@ def predict(
     held = kv_dtype or config.kv_dtype or config.dtype
     waves = runs.num_micro_batches(asked, shard)
     wave = asked.on_rank(waves)
+    measured = opened(profile, spec)
+    if measured is not None:
+        price = partial(price, profile=measured)
 
     def timed(tokens: Any, stage: int | None = None) -> StepTime:
         does = operations if stage is None else step(config, shard, stage)
@@ -229,6 +240,8 @@ def predict(
     steps = decode_tokens(wave, points.tolist(), shard.dp) if len(points) else None
     decode = timed(steps) if steps else None
     host_prefill, host_step = _prefill_host(runs.host, config, prefill), _decode_host(runs.host, config)
+    if measured is not None:
+        host_prefill, host_step = (_measured_host(measured, *each) for each in (("prefill", host_prefill), ("decode", host_step)))
     parts = _parts("prefill", prefill, once, host_prefill, waits)
     prefill_s = _total(prefill, once) + host_prefill + (_total(waits, once) if waits else NOTHING)
     decode_s = step_s = NOTHING
@@ -257,8 +270,11 @@ def predict(
             "model": config.name, "gpu": spec.id, "engine": runs.name, "tp": tp, "pp": pp, "ep": ep, "dp_attention": dp_attention,
             "node": box.id if box else None, "quant": quant, "kv_dtype": held, **_said(batch, isl, osl, requests),
             "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
+            **({"profile": measured.told()} if measured else {}),
         },
+        steps=(prefill, decode) if decode else (prefill,),
         warnings=_warnings(config, asked, spec, box),
+        profile=measured,
     )  # fmt: skip
 
 
@@ -333,6 +349,18 @@ def _prefill_host(host: Host, config: ModelConfig, prefill: StepTime) -> Interva
 
 def _spread(seconds: float, host: Host) -> Interval:
     return Interval(seconds, seconds * (1.0 - host.spread_fraction), seconds * (1.0 + host.spread_fraction))
+
+
+def _measured_host(profile: Profile, phase: str, host: Interval) -> Interval:
+    """The host's part as a measured run tells it; a profile of kernels alone leaves it."""
+    factor, width = profile.host(phase, host_spread(host))
+    median = host.median * factor
+    return Interval(median, median * math.exp(-width), median * math.exp(width))
+
+
+def host_spread(host: Interval) -> float:
+    """The standard deviation of the logarithm of the host's part."""
+    return math.log(host.high / host.median) / INTERVAL_SIGMAS if host.median else 0.0
 
 
 def _total(step: StepTime | CallTime, weights: Floats) -> Interval:

@@ -32,6 +32,10 @@ SIZES = {
     "moe": ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep"),
 }
 NAMES = ("dtype", "identity", "kv_dtype", "distribution", "moe_pass", "causal", "op")
+COMMON = (
+    *(f"share {name}" for name in (*PIPELINES, "launch", "bound")), "log waves", "tail", "clock", "log time in launches",
+    "log traffic over cache",
+)  # fmt: skip
 GROUPS = ("compute", "memory", "launch")  # what a GPU's level is told apart by
 
 
@@ -45,21 +49,11 @@ class Launches:
 
 
 def number_names(family: str) -> list[str]:
-    """The columns of `Launches.numbers`."""
-    shares = [f"share {name}" for name in (*PIPELINES, "launch", "bound")]
-    sizes = [f"log2 {name}" for name in SIZES[family]]
-    aligned = [f"{name} in {step}s" for name in SIZES[family][:3] for step in ALIGNMENTS]
-    return [
-        *shares,
-        "log waves",
-        "tail",
-        "clock",
-        "log time in launches",
-        "log traffic over cache",
-        *sizes,
-        *aligned,
-        *relation_names(family),
-    ]
+    """The columns of `Launches.numbers`; a family that is not in SIZES has the common ones alone."""
+    named = SIZES.get(family, ())
+    sizes = [f"log2 {name}" for name in named]
+    aligned = [f"{name} in {step}s" for name in named[:3] for step in ALIGNMENTS]
+    return [*COMMON, *sizes, *aligned, *(relation_names(family) if named else ())]
 
 
 # Rows of a launch's account, and which of them a GPU's level is told apart by: shared memory and the bound are left out.
@@ -76,21 +70,26 @@ def launches(kernel: Any, gpu: GpuSpec, priced: Priced, engine: str) -> Launches
     ratios = np.array([*(part_s / time_s for part_s in parts_s), priced.waves, time_s / priced.launch_s, traffic])
     logs = np.log(np.maximum(ratios, SMALLEST_SHARE))
     num_launches = logs[0].size
-    sizes = _sizes(kernel, num_launches)
-    log2_sizes = np.log2(np.maximum(sizes, 1.0))
-    related = relations(kernel.family, SIZES[kernel.family], sizes, log2_sizes, gpu)
-    aligned = 13 + len(sizes)
-    numbers = np.empty((aligned + 3 * len(ALIGNMENTS) + len(related), num_launches), np.float32)
+    numbers = np.empty((_num_numbers(kernel.family), num_launches), np.float32)
     by_rows = numbers if logs.ndim == 2 else numbers[:, 0]
     by_rows[:9], by_rows[11:13] = logs[:9], logs[9:]
     by_rows[9], by_rows[10] = priced.tail_fraction, priced.clock_hz / gpu.boost_clock_hz
-    numbers[13:aligned] = log2_sizes
-    numbers[aligned : -len(related)] = (sizes[:3, None, :] % STEPS == 0).reshape(-1, num_launches)
-    numbers[-len(related) :] = related
+    if kernel.family in SIZES:
+        sizes = _sizes(kernel, num_launches)
+        aligned = len(COMMON) + len(sizes)
+        related = aligned + 3 * len(ALIGNMENTS)
+        numbers[len(COMMON) : aligned] = log2_sizes = np.log2(np.maximum(sizes, 1.0))
+        numbers[aligned:related] = (sizes[:3, None, :] % STEPS == 0).reshape(-1, num_launches)
+        numbers[related:] = relations(kernel.family, SIZES[kernel.family], sizes, log2_sizes, gpu)
     names = {name: str(getattr(kernel, name)) for name in _names_of(kernel.__class__)}
     # Timer and cache state are in the analytic time. As names they would stand for the lab: each lab has its own way of timing.
     names["engine"] = engine
     return Launches(numbers.T, names, GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0)).reshape(-1))
+
+
+@cache
+def _num_numbers(family: str) -> int:
+    return len(number_names(family))
 
 
 @cache

@@ -75,10 +75,11 @@ def fit(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tested:
-    """Rows that were held out, and the prediction of their log(measured / analytic)."""
+    """Rows that were held out, the prediction of their log(measured / analytic), and half its interval."""
 
     rows: Examples
     predicted: NDArray[np.float64]
+    width: NDArray[np.float64]
 
     def residuals(self, carry: float) -> "Residuals":
         return Residuals(self.rows, self.rows.target - carry * self.predicted)
@@ -107,7 +108,7 @@ def held_out(
             raise MissingData(f"{family}: rows of so few shapes leave none to hold out; measure more shapes")
         say(f"{family}: fitting without {HELD_OUT:.0%} of the shapes")
         without = fit_once(data.where(~is_test), family, settings, own)
-        found["interpolated"] = _tested(without, data.where(is_test))
+        found["interpolated"] = tested_on(without, data.where(is_test))
     data = data.where(data.rank < settings.shared_rows)
     data = data.where(np.arange(len(data.target)) % max(1, len(data.target) // settings.left_out_rows) == 0)
     gpus = sorted(set(data.gpu))
@@ -128,10 +129,11 @@ def _leaving_out(data: Examples, family: str, settings: Settings, groups: Iterab
         if inside.all():
             continue
         say(f"{family}: fitting without {', '.join(sorted(held))}")
-        parts.append((np.flatnonzero(inside), _tested(fit_once(data.where(~inside), family, settings, own=()), data.where(inside))))
+        parts.append((np.flatnonzero(inside), tested_on(fit_once(data.where(~inside), family, settings, own=()), data.where(inside))))
     if not parts:
         return None
-    return Tested(data.where(np.concatenate([rows for rows, _ in parts])), np.concatenate([tested.predicted for _, tested in parts]))
+    rows = data.where(np.concatenate([rows for rows, _ in parts]))
+    return Tested(rows, *(np.concatenate([getattr(tested, name) for _, tested in parts]) for name in ("predicted", "width")))
 
 
 def fit_once(data: Examples, family: str, settings: Settings, own: Collection[str] | None = None) -> Correction:
@@ -187,15 +189,17 @@ def _own_rows(data: Examples, gpus: Collection[str]) -> dict[str, NDArray[np.int
     return {name: np.flatnonzero(of_row == place) for place, name in enumerate(names)}
 
 
-def _tested(correction: Correction, test: Examples) -> Tested:
-    predicted = np.zeros(len(test.target))
+def tested_on(correction: Correction, test: Examples) -> Tested:
+    """What the correction says of examples."""
+    predicted, width = np.zeros(len(test.target)), np.zeros(len(test.target))
     order = np.argsort(test.group_of, kind="stable")
     starts = np.flatnonzero(np.diff(test.group_of[order], prepend=-1))
     for rows in np.split(order, starts[1:]):
         if len(rows):
             part = Launches(test.numbers[rows], test.names[test.group_of[rows[0]]], test.binds[rows])
-            predicted[rows] = correction.correct(part, hardware.gpu(str(test.gpu[rows[0]]))).log_ratio
-    return Tested(test, predicted)
+            found = correction.correct(part, hardware.gpu(str(test.gpu[rows[0]])))
+            predicted[rows], width[rows] = found.log_ratio, found.width
+    return Tested(test, predicted, width)
 
 
 def _kernels_on(data: Examples, gpu: str) -> dict[str, list[str]]:

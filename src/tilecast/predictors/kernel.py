@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilecast import hardware, units
+from tilecast.errors import InvalidInput
 from tilecast.execution import Analysis, Once, Protocol
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
@@ -17,6 +18,9 @@ from tilecast.kernels.base import priced
 from tilecast.learning.correction import usable
 from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
+
+if TYPE_CHECKING:
+    from tilecast.learning.profiles import Profile
 
 LISTS = (np.ndarray, list)
 BLOCK = 2048  # launches priced at once: their arrays stay in the processor's cache
@@ -34,6 +38,7 @@ class KernelPrediction:
     high_s: Floats
     analysed: Once
     basis: np.ndarray
+    profile: "Profile | None" = None
 
     @property
     def analysis(self) -> Analysis:
@@ -71,8 +76,11 @@ def predict_kernel(
     engine: str = "sglang",
     learned: bool = True,
     overrides: Mapping[str, object] | None = None,
+    profile: "Profile | str | Path | None" = None,
 ) -> KernelPrediction:
     """How long `kernel` takes on `gpu`; sizes may be arrays, one entry per launch. `learned=False` gives physics alone.
+
+    `profile` is what `tilecast calibrate` made of measurements on this GPU, or its file.
 
     >>> from tilecast.kernels.gemm import Gemm
     >>> float(predict_kernel(Gemm(m=4096, n=4096, k=4096), gpu="h100-sxm").median_s[0]) > 1e-4
@@ -80,12 +88,13 @@ def predict_kernel(
     """
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
     protocol = Protocol(timer=timer, cache=cache)
-    run = replace(kernel, engine=engine) if getattr(kernel, "engine", engine) is None else kernel
+    measured = _opened(profile, spec, learned) if profile is not None else None
+    run = in_engine(kernel, engine)
     blocks = _blocks(run)
     if len(blocks) == 1:
-        joined = _predict_part(run, spec, protocol, engine, learned)
+        joined = _predict_part(run, spec, protocol, engine, learned, measured)
     else:
-        joined = _concatenated([_predict_part(block, spec, protocol, engine, learned).settled() for block in blocks])
+        joined = _concatenated([_predict_part(block, spec, protocol, engine, learned, measured).settled() for block in blocks])
     return KernelPrediction(
         kernel=kernel,
         gpu=spec,
@@ -95,7 +104,13 @@ def predict_kernel(
         high_s=joined.high_s,
         analysed=joined.analysed,
         basis=joined.basis,
+        profile=measured,
     )
+
+
+def in_engine(kernel: Any, engine: str) -> Any:
+    """The kernel as `engine` runs it, where its file tells engines apart and it was left open."""
+    return replace(kernel, engine=engine) if getattr(kernel, "engine", engine) is None else kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +129,7 @@ class _Part:
         return self
 
 
-def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool) -> _Part:
+def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool, profile: "Profile | None" = None) -> _Part:
     found = priced(kernel, gpu, protocol)
     correction = usable(kernel.family) if learned and kernel.family in SIZES else None
     asked = launches(kernel, gpu, found, engine) if correction is not None else None
@@ -127,8 +142,22 @@ def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, le
         corrected = correction.correct(correction.named(asked, gpu) if kernel.identity is None else asked, gpu)
         median_s = np.maximum(median_s * np.exp(corrected.log_ratio), found.bound_s)
         width, basis = corrected.width, corrected.basis
+    if profile is not None:
+        from tilecast.predictors.calibrated import sites_of
+
+        shift, width = profile.adjust(sites_of(kernel, gpu, found, engine, width), width)
+        median_s = np.maximum(median_s * np.exp(shift), found.bound_s)
     factor = np.exp(width)
     return _Part(found.analysis, median_s, np.maximum(median_s / factor, found.bound_s), median_s * factor, basis)
+
+
+def _opened(profile: "Profile | str | Path", gpu: GpuSpec, learned: bool) -> "Profile | None":
+    """Profiles are imported when there is one: most predictions have none."""
+    from tilecast.learning.profiles import opened
+
+    if not learned:
+        raise InvalidInput("a profile goes with learned predictions: learned=False is physics alone")
+    return opened(profile, gpu)
 
 
 @cache
