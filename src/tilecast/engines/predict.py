@@ -9,7 +9,7 @@ import numpy as np
 
 from tilecast import hardware, units
 from tilecast.dtypes import dtype
-from tilecast.engines.base import Host, kernel_step
+from tilecast.engines.base import Engine, Host, kernel_step
 from tilecast.engines.base import engine as engine_named
 from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution.tasks import Floats
@@ -18,10 +18,11 @@ from tilecast.markup import html_table
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import CallTime, Price, StepTime, evaluated_steps, median_over_steps, price_step, step_weights, weakest
 from tilecast.workloads.architectures import architecture
-from tilecast.workloads.graph import Batch, decode_tokens, prefill_tokens
+from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens, decode_tokens, prefill_tokens
 from tilecast.workloads.memory import Memory, memory
 from tilecast.workloads.model import ModelConfig, model_config
-from tilecast.workloads.parallelism import node_for, sharded
+from tilecast.workloads.operations import Operation
+from tilecast.workloads.parallelism import Shard, node_for, sharded
 
 HOST = "host"
 
@@ -66,13 +67,19 @@ class Part:
     bound_by: str
     bound_s: float
     basis: str
+    call: KernelCall | None = None  # None: the host's own
+
+    @property
+    def efficiency(self) -> float | None:
+        """How near it is to its bound; the host has none."""
+        return self.bound_s / self.time.median if self.call is not None and self.time.median else None
 
     def to_dict(self) -> dict[str, Any]:
         times = {"median_s": self.time.median, "low_s": self.time.low, "high_s": self.time.high}
         return {
             "phase": self.phase, "name": self.name, "family": self.family, "identity": self.identity, "sizes": dict(self.sizes),
             "launches_per_step": self.launches_per_step, **times, "bound_s": self.bound_s, "share_fraction": self.share_fraction,
-            "bound_by": self.bound_by, "basis": self.basis,
+            "bound_by": self.bound_by, "efficiency": self.efficiency, "basis": self.basis,
         }  # fmt: skip
 
 
@@ -167,19 +174,12 @@ def predict(
     >>> prediction.fits and prediction.prefill_s.median > prediction.decode_step_s.median > 0
     True
     """
-    config = model_config(model)
-    spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
-    runs = engine_named(engine)
     asked = _batch(batch, isl, osl, requests)
-    _check_dtype(config, spec, kv_dtype)
-    shard = sharded(config, tp)  # first what the model allows, then what the box does
-    box = node_for(spec, tp, node)
-    shard = sharded(config, tp, box if tp > 1 else None)
-    operations = architecture(config.architecture).step(config, shard)
-    held = kv_dtype or config.dtype
+    found = set_up(model, gpu, tp=tp, engine=engine, node=node, kv_dtype=kv_dtype, overrides=overrides)
+    config, spec, runs, box = found.config, found.gpu, found.engine, found.node
 
-    def timed(tokens: Any) -> StepTime:
-        return price_step(kernel_step(operations, tokens, config=config, shard=shard, engine=runs, gpu=spec, kv_dtype=held), spec, price)
+    def timed(tokens: Tokens) -> StepTime:
+        return price_step(found.step(tokens), spec, price)
 
     prefill = timed(prefill_tokens(asked))
     points = evaluated_steps(asked.output_tokens)
@@ -205,20 +205,65 @@ def predict(
         decode_step_s=step_s,
         decode_s=decode_s,
         decode_steps=asked.num_decode_steps,
-        memory=memory(
-            config, shard, operations, asked, kv_dtype=held, reserved_bytes=runs.host.reserved_bytes, capacity_bytes=spec.dram_bytes
-        ),
+        memory=found.memory(asked),
         basis=weakest([prefill.basis, *([decode.basis] if decode else [])]),
         breakdown=tuple(parts),
         inputs={
-            "model": config.name, "gpu": spec.id, "engine": runs.name, "tp": tp, "node": box.id if box else None, "kv_dtype": held,
-            **_said(batch, isl, osl, requests), "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
+            "model": config.name, "gpu": spec.id, "engine": runs.name, "tp": tp, "node": box.id if box else None,
+            "kv_dtype": found.kv_dtype, **_said(batch, isl, osl, requests), "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
         },
         warnings=_warnings(config, asked, spec, box),
     )  # fmt: skip
 
 
 # ---- what was asked ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A model on an engine on its GPUs, before anyone has asked it for anything."""
+
+    config: ModelConfig
+    gpu: GpuSpec
+    engine: Engine
+    shard: Shard
+    node: NodeSpec | None
+    operations: tuple[Operation, ...]
+    kv_dtype: str
+
+    def step(self, tokens: Tokens) -> Step:
+        return kernel_step(
+            self.operations, tokens, config=self.config, shard=self.shard, engine=self.engine, gpu=self.gpu, kv_dtype=self.kv_dtype
+        )
+
+    def memory(self, batch: Batch) -> Memory:
+        reserved, capacity = self.engine.host.reserved_bytes, self.gpu.dram_bytes
+        return memory(
+            self.config, self.shard, self.operations, batch, kv_dtype=self.kv_dtype, reserved_bytes=reserved, capacity_bytes=capacity
+        )
+
+
+def set_up(
+    model: str | Path | Mapping[str, Any] | ModelConfig,
+    gpu: str | GpuSpec,
+    *,
+    tp: int = 1,
+    engine: str = "sglang",
+    node: str | None = None,
+    kv_dtype: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Setup:
+    config = model_config(model)
+    spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
+    runs = engine_named(engine)
+    _check_dtype(config, spec, kv_dtype)
+    shard = sharded(config, tp)  # first what the model allows, then what the box does
+    box = node_for(spec, tp, node)
+    shard = sharded(config, tp, box if tp > 1 else None)
+    operations = architecture(config.architecture).step(config, shard)
+    return Setup(
+        config=config, gpu=spec, engine=runs, shard=shard, node=box, operations=operations, kv_dtype=kv_dtype or config.dtype
+    )  # fmt: skip
 
 
 def _batch(batch: int | None, isl: int | None, osl: int | None, requests: Sequence[tuple[int, int]] | None) -> Batch:
@@ -312,6 +357,7 @@ def _part(time: CallTime, weights: Floats, whole_s: float) -> Part:
         bound_by=time.bound_by,
         bound_s=float(weights @ time.bound_s),
         basis=time.basis,
+        call=call,
     )
 
 
