@@ -36,14 +36,16 @@ Lengths = tuple[int, int, int]  # requests of a step, query and context length o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a batch of equal requests takes: a Prediction without its breakdown."""
+    """What a batch takes: a Prediction without its breakdown. Lengths are None where requests differ."""
 
     gpu: str
     tp: int
     num_gpus: int
     batch: int
-    isl: int
-    osl: int
+    isl: int | None
+    osl: int | None
+    output_tokens: int  # of all requests
+    decode_steps: int
     prefill_s: Interval
     decode_step_s: Interval
     decode_s: Interval
@@ -64,11 +66,11 @@ class Outcome:
 
     @property
     def tpot_s(self) -> Interval:
-        return self.decode_s.per(self.osl - 1) if self.osl > 1 else NOTHING
+        return self.decode_s.per(self.decode_steps) if self.decode_steps else NOTHING
 
     @property
     def output_tokens_per_s(self) -> Interval:
-        return _rate(self.batch * self.osl, self.total_s)
+        return _rate(self.output_tokens, self.total_s)
 
     @property
     def output_tokens_per_s_per_gpu(self) -> Interval:
@@ -77,7 +79,16 @@ class Outcome:
     @property
     def output_tokens_per_s_per_user(self) -> Interval:
         """How fast one request sees its tokens come, once the first is there."""
-        return _rate(1, self.tpot_s) if self.osl > 1 else NOTHING
+        return _rate(1, self.tpot_s) if self.decode_steps else NOTHING
+
+    def to_dict(self) -> dict[str, Any]:
+        said = ("gpu", "tp", "num_gpus", "batch", "isl", "osl", "decode_steps", "fits", "basis")
+        return {
+            **{name: getattr(self, name) for name in said[:6]},
+            **{name: metric.of(self).to_dict() for name, metric in METRICS.items()},
+            **{name: getattr(self, name) for name in said[6:]},
+            "memory": self.memory.to_dict(),
+        }
 
 
 def _rate(tokens: float, time: Interval) -> Interval:
@@ -93,9 +104,9 @@ def outcomes(
     >>> one.tpot_s.median < two.tpot_s.median and one.output_tokens_per_s.median < two.output_tokens_per_s.median
     True
     """
-    options = {name: value for name, value in options.items() if value is not None}
+    options = {name: value for name, value in options.items() if value not in (None, False, 1)}  # those ask for nothing
     if set(options) - {"engine", "node", "kv_dtype", "overrides"}:
-        return [_outcome(predict(model, gpu, tp=tp, batch=b, isl=i, osl=o, price=price, **options)) for b, i, o in cases]
+        return [outcome_of(predict(model, gpu, tp=tp, batch=b, isl=i, osl=o, price=price, **options)) for b, i, o in cases]
     found = set_up(model, gpu, tp=tp, **options)
     batches = [Batch.uniform(*case) for case in cases]
     points = [evaluated_steps((osl,)) for _, _, osl in cases]
@@ -118,17 +129,19 @@ def _joined(
         decode_s = _total(decode, step_weights(points)) + host.per(1.0 / batch.num_decode_steps)
         step_s = _median_step(points, decode) + host
     return Outcome(
-        gpu=found.gpu.id, tp=tp, num_gpus=tp, batch=case[0], isl=case[1], osl=case[2], decode_step_s=step_s, decode_s=decode_s,
+        gpu=found.gpu.id, tp=tp, num_gpus=tp, batch=case[0], isl=case[1], osl=case[2],
+        output_tokens=case[0] * case[2], decode_steps=batch.num_decode_steps, decode_step_s=step_s, decode_s=decode_s,
         prefill_s=_total(prefill, np.ones(1)) + _prefill_host(found.engine.host, found.config, prefill), memory=found.memory(batch),
         basis=BASES[max(BASES.index(prefill.basis), BASES.index(decode.basis))],
     )  # fmt: skip
 
 
-def _outcome(found: Prediction) -> Outcome:
-    sizes = {name: found.inputs[name] for name in ("batch", "isl", "osl")}
-    times = {name: getattr(found, name) for name in ("prefill_s", "decode_step_s", "decode_s", "memory", "basis")}
-    num_gpus = found.tp * int(found.inputs.get("pp") or 1)
-    return Outcome(gpu=found.gpu.id, tp=found.tp, num_gpus=num_gpus, **sizes, **times)
+def outcome_of(found: Prediction) -> Outcome:
+    times = {name: getattr(found, name) for name in ("prefill_s", "decode_step_s", "decode_s", "decode_steps", "memory", "basis")}
+    return Outcome(
+        gpu=found.gpu.id, tp=found.tp, num_gpus=found.tp * int(found.inputs.get("pp") or 1), batch=found.batch.num_requests,
+        isl=found.inputs.get("isl"), osl=found.inputs.get("osl"), output_tokens=sum(found.batch.output_tokens), **times,
+    )  # fmt: skip
 
 
 # ---- steps of many batches ---------------------------------------------------------------------------------------

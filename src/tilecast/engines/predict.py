@@ -210,7 +210,8 @@ def predict(
         breakdown=tuple(parts),
         inputs={
             "model": config.name, "gpu": spec.id, "engine": runs.name, "tp": tp, "node": box.id if box else None,
-            "kv_dtype": found.kv_dtype, **_said(batch, isl, osl, requests), "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
+            "kv_dtype": found.kv_dtype, **_said(batch, isl, osl, requests),
+            "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
         },
         warnings=_warnings(config, asked, spec, box),
     )  # fmt: skip
