@@ -12,6 +12,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from tilecast.cli import main as cli
 
 FOLDER = Path(__file__).parent.parent / "docs" / "gallery"
@@ -65,6 +67,7 @@ def _shoot(browser: Any, page: Path, picture: Path, width: int, scheme: str) -> 
     too_wide = tab.evaluate("document.documentElement.scrollWidth > window.innerWidth")
     tab.screenshot(path=str(picture), full_page=True)
     tab.close()
+    Image.open(picture).quantize(255, dither=Image.Dither.NONE).save(picture, optimize=True)
     size = picture.stat().st_size
     print(f"{picture.name}: {size / 1000:.0f} kB{', WIDER THAN THE SCREEN' if too_wide else ''}")
     if len(asked) > 1 or too_wide or size > LARGEST_BYTES:

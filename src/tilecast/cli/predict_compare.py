@@ -14,6 +14,7 @@ from tilecast.engines.many import Outcome
 from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import DEFAULT, Comparison, Progress, compare, metric_named, name_of, told, told_interval
 from tilecast.report import Grid, Report, versions
+from tilecast.report.renderers.comparison_html import BEST_OF_EACH
 
 BAR_WIDTH = 30
 MOST_SHOWN = 30
@@ -128,7 +129,7 @@ def _ranking(found: Comparison) -> Grid:
     shown = found.fitting[:MOST_SHOWN]
     rows = [_row(found, outcome) for outcome in shown]
     if more := len(found.fitting) - len(shown):
-        rows.append((f"{more:,} more", "", "", "", "", "", "", "", "", "", ""))
+        rows.append((f"{more:,} more in --json and --csv", "", "", "", "", "", "", "", "", "", ""))
     return Grid(
         title=f"Best first, by {found.metric.words}" + ("" if found.metric.unit == "s" else f" ({found.metric.unit})"),
         columns=("gpu", "tp", "batch", found.metric.name, "", "ttft", "tpot", "tokens/s/user", "tokens/s", "memory", "basis"),
@@ -163,7 +164,7 @@ def _groups(found: Comparison) -> Grid:
         for outcome in best.values()
     ]
     return Grid(
-        title="The best batch of each", columns=("gpu", "tp", "batch", found.metric.name, ""),
+        title=BEST_OF_EACH, columns=("gpu", "tp", "batch", found.metric.name, ""),
         rows=rows if 1 < len(rows) < len(found.fitting) else [], right=frozenset({"tp", "batch", found.metric.name}), spare=("",),
     )  # fmt: skip
 

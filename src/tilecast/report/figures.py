@@ -27,7 +27,7 @@ def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _roofline(found: Prediction) -> dict[str, Any]:
-    """Every kernel that computes, by the work its problem needs: FLOP per byte that must cross DRAM, and FLOP/s reached."""
+    """Every kernel by the work its problem needs: FLOP per compulsory byte (each operand once), and FLOP/s reached."""
     kernels = [entry for part in found.breakdown if (entry := _point(found, part)) is not None]
     names = sorted({entry["dtype"] for entry in kernels})
     roofs = {name: found.gpu.matrix_rate(name) for name in names}
@@ -37,8 +37,10 @@ def _roofline(found: Prediction) -> dict[str, Any]:
 def _point(found: Prediction, part: Part) -> dict[str, Any] | None:
     if part.call is None or not hasattr(part.call.kernel, "tasks"):
         return None
-    tasks = part.call.kernel.tasks(found.gpu, Protocol(cache=part.call.cache))
-    flop, num_bytes = float(np.mean(tasks.least_flop)), float(np.mean(tasks.least_bytes))
+    tasks = part.call.kernel.tasks(found.gpu, Protocol(cache="cold"))
+    vector_flop = np.asarray(tasks.vector_flop) * np.asarray(tasks.num_tasks)  # of kernels that multiply no matrices
+    flop = float(np.mean(tasks.least_flop)) or float(np.mean(np.max(np.atleast_2d(vector_flop), axis=1)))
+    num_bytes = float(np.mean(tasks.least_bytes))
     steps = 1 if part.phase == "prefill" else max(1, found.decode_steps)
     seconds = part.time.median / steps / part.launches_per_step
     if flop <= 0 or num_bytes <= 0 or seconds <= 0:

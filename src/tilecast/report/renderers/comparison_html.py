@@ -10,6 +10,7 @@ from tilecast.report.record import Report
 from tilecast.report.renderers import page as pages
 from tilecast.report.renderers.svg import NUM_COLOURS, Series, axis, chart
 
+BEST_OF_EACH = "The best batch of each"
 MOST_BARS = 24
 MOST_LINES = 8  # more than colours cannot be told apart
 
@@ -21,6 +22,8 @@ def page(report: Report) -> str:
         f"<div class='pair'>{_bars(found)}{_curves(found)}</div>",
     ]
     for grid in report.grids:
+        if grid.title == BEST_OF_EACH:  # the bars above say it
+            continue
         body += [f"<h2>{escape(grid.title)}</h2>", pages.table(grid)]
     inputs, made = pages.facts("Inputs", found["inputs"]), pages.facts("Versions", found["versions"])
     again = f"<details><summary>Make it again</summary><pre>{escape(report.command)}</pre><pre>{escape(report.python)}</pre></details>"

@@ -45,7 +45,7 @@ def tiles(entries: Sequence[tuple[str, str, str]]) -> str:
 def bars(rows: Sequence[tuple[str, float, int, str, str]]) -> str:
     """(name, fraction of the longest, colour, value, tooltip) each on a line."""
     lines = (
-        f"<span>{escape(name)}</span><span class='bar' title='{escape(words, quote=True)}'>"
+        f"<span>{escape(name).replace('_', '_<wbr>')}</span><span class='bar' title='{escape(words, quote=True)}'>"
         f"<i class='c{colour}' style='width:{100 * length:.2f}%'></i></span><span class='num'>{value}</span>"
         for name, length, colour, value, words in rows
     )

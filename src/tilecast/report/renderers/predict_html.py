@@ -66,7 +66,7 @@ def _tiles(found: Mapping[str, Any]) -> str:
         entries += [("time per output token", *_split(interval_s(found["tpot_s"])))]
     entries += [
         ("total", *_split(interval_s(found["total_s"]))),
-        ("throughput", f"{units.significant(rate['median'])} tokens/s", f"80 %: {low}-{high} tokens/s"),
+        ("throughput", f"{units.significant(rate['median'])} tokens/s", f"80 %: {low}-{high}"),
         ("memory a GPU", units.human("_bytes", memory["total_bytes"]), f"of {units.human('_bytes', memory['capacity_bytes'])}"),
     ]
     return pages.tiles(entries)
@@ -83,7 +83,7 @@ def _phase(found: Mapping[str, Any], phase: str) -> str:
         time, share = seconds(part["median_s"] / steps), f"{100 * part['share_fraction']:.1f} %"
         launches = part["launches_per_step"]
         words = f"{part['name']}: {time} in {launches} launches, bound by {part['bound_by']}, basis {part['basis']}"
-        value = f"{time} <span class='soft'>{share}</span>"
+        value = f"{time}<span class='share soft'>{share}</span>"
         rows.append((part["name"], part["share_fraction"] / longest, pages.BOUND_COLOURS.get(part["bound_by"], 7), value, words))
     legend = pages.bound_legend(sorted({part["bound_by"] for part in parts}))
     whole = found["prefill_s"] if phase == "prefill" else found["tpot_s"]
@@ -103,7 +103,7 @@ def _roofline(found: Mapping[str, Any]) -> str:
         return ""
     intensities = [kernel["flop_per_byte"] for kernel in kernels]
     peak = max(found["peak_flop_per_s"].values())
-    x = axis("FLOP per byte that must cross DRAM", [*intensities, peak / bandwidth], units.significant, log=True)
+    x = axis("FLOP per compulsory byte", [*intensities, peak / bandwidth], units.significant, log=True)
     y = axis("FLOP/s reached", [*(kernel["flop_per_s"] for kernel in kernels), peak], _flop_per_s, log=True)
     roofs = [_roof(name, rate, bandwidth, x, place) for place, (name, rate) in enumerate(found["peak_flop_per_s"].items())]
     clouds = [
@@ -114,7 +114,7 @@ def _roofline(found: Mapping[str, Any]) -> str:
         )
         for phase, colour in (("prefill", 0), ("decode", 1))
     ]  # fmt: skip
-    told = f"Roofs: DRAM at {units.human('_bytes_per_s', bandwidth)}, " + ", ".join(
+    told = f"Above the slope: operands still in L2. Roofs: DRAM at {units.human('_bytes_per_s', bandwidth)}, " + ", ".join(
         f"{name} at {units.human('_flop_per_s', rate)}" for name, rate in found["peak_flop_per_s"].items()
     )
     return pages.card(

@@ -44,6 +44,8 @@ class Axis:
             return _even(self.low, self.high)
         decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
         spread = math.log10(self.high / self.low)
+        if spread < 0.7:
+            return _even(self.low, self.high)
         steps = (1,) if spread > 2.5 else (1, 3) if spread > 1.5 else (1, 2, 5)
         every = math.ceil(spread / 6) if spread > 6 else 1
         return [s * 10.0**d for d in decades if d % every == 0 for s in steps if self.low * 0.999 <= s * 10.0**d <= self.high * 1.001]
@@ -108,7 +110,13 @@ def _drawn(one: Series, across: Callable[[float], float], up: Callable[[float], 
     if one.dots:
         for x, y, words in one.points:
             parts.append(f"<circle class='{colour}' cx='{across(x):.1f}' cy='{up(y):.1f}' r='4'><title>{escape(words)}</title></circle>")
+    taken: list[tuple[float, float]] = []
     for (x, y, _), words in zip(one.points, one.labels, strict=False):
-        if words:
-            parts.append(f"<text class='mark' x='{across(x) + 7:.1f}' y='{up(y) - 6:.1f}'>{escape(words)}</text>")
+        place, height = across(x), up(y)
+        if not words or any(abs(place - other) < 7 * len(words) and abs(height - above) < 13 for other, above in taken):
+            continue  # a name that covers another helps nobody; the tooltip has it
+        taken.append((place, height))
+        anchor, shift = ("end", -7) if place > WIDTH * 0.75 else ("start", 7)
+        lift = 18 if height < TOP + 30 else -6  # at the top there is a roof to keep clear of
+        parts.append(f"<text class='mark' x='{place + shift:.1f}' y='{height + lift:.1f}' text-anchor='{anchor}'>{escape(words)}</text>")
     return parts
