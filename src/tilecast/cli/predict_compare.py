@@ -41,6 +41,8 @@ def numbers(option: str, text: str) -> list[int]:
         while value <= stop and len(found) < MOST_NUMBERS:
             found.append(value)
             value = max(value + 1, round(value * factor)) if factor > 1.0 else value + add
+    if len(found) > 1 and min(found) < 1:
+        raise InvalidInput(f"{option} {text}: {min(found)} must be at least 1")
     return list(dict.fromkeys(found))
 
 

@@ -42,10 +42,11 @@ class Comparison:
     @property
     def runner_up(self) -> Outcome | None:
         """The best of the other GPUs and group sizes; where there is one only, the next batch."""
-        if self.winner is None:
+        best, *rest = self.fitting or (None,)
+        if best is None:
             return None
-        others = [outcome for outcome in self.fitting if (outcome.gpu, outcome.tp) != (self.winner.gpu, self.winner.tp)]
-        return next(iter(others or self.fitting[1:]), None)
+        others = (outcome for outcome in rest if (outcome.gpu, outcome.tp) != (best.gpu, best.tp))
+        return next(others, next(iter(rest), None))
 
     @property
     def ratio(self) -> float | None:
