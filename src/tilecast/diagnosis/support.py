@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tilecast.engines.predict import HOST, Part, Prediction
-from tilecast.execution import Protocol
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import execution_of
 from tilecast.learning.correction import Correction, kernel_key, load
-from tilecast.learning.features import SIZES, asked_names, launches
+from tilecast.learning.features import NAMES, SIZES, Launches, asked_names
 from tilecast.workloads.aggregate import weakest
 from tilecast.workloads.graph import KernelCall
 
@@ -85,9 +85,9 @@ def _key(call: KernelCall | None, gpu: GpuSpec, engine: str) -> str:
     correction = load(kernel.family) if kernel.family in SIZES else None
     if correction is None:
         return kernel_key({"dtype": kernel.dtype, "identity": str(getattr(kernel, "identity", None))})
-    asked = launches(kernel, gpu, execution_of(kernel, gpu, Protocol(cache=call.cache)), engine)
-    named = type(asked)(asked.numbers, asked_names(kernel, gpu, asked.names), asked.group)
-    return kernel_key((correction.named(named, gpu) if kernel.identity is None else named).names)
+    names = {name: str(getattr(kernel, name)) for name in NAMES if hasattr(kernel, name)} | {"engine": engine}
+    asked = Launches(np.zeros((1, 1), np.float32), asked_names(kernel, gpu, names), np.zeros(1, np.int64))  # only names are asked for
+    return kernel_key((correction.named(asked, gpu) if kernel.identity is None else asked).names)
 
 
 def _rows(manifest: Mapping[str, Any], known: str | None) -> int:

@@ -26,7 +26,7 @@ from tilecast.engines.predict import (
 )
 from tilecast.execution.tasks import Floats
 from tilecast.predictors import predict_kernel
-from tilecast.workloads.aggregate import BASES, Price, StepTime, evaluated_steps, step_weights
+from tilecast.workloads.aggregate import BASES, CallTime, Price, StepTime, conditions, evaluated_steps, joined, step_weights
 from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens
 from tilecast.workloads.memory import Memory
 
@@ -159,11 +159,12 @@ def _priced(found: Setup, phase: str, cases: list[list[Lengths]], price: Price) 
     for start, stop in _alike(kernels, 0, len(order)):
         for run in _chunks([order[rank] for rank in range(start, stop)], cases):
             steps = [lengths for place in run for lengths in cases[place]]
-            arrays = _price_steps(found.step(_tokens(phase, steps)), found, price)
+            whole, ranks = _price_steps(found.step(_tokens(phase, steps)), found, price)
             ends = list(accumulate(len(cases[place]) for place in run))
             for place, end in zip(run, ends, strict=True):
-                median_s, low_s, high_s, rank = (values[end - len(cases[place]) : end] for values in arrays)
-                times[place] = StepTime(calls=(), median_s=median_s, low_s=low_s, high_s=high_s, basis=BASES[int(rank.max())])
+                mine = slice(end - len(cases[place]), end)
+                arrays = {name: getattr(whole, name)[mine] for name in ("median_s", "low_s", "high_s")}
+                times[place] = StepTime(calls=(), basis=BASES[int(ranks[mine].max())], **arrays)
     return times
 
 
@@ -210,7 +211,11 @@ def _signature(step: Step) -> tuple[object, ...]:
 
 def _kind(call: KernelCall) -> tuple[object, ...]:
     values = ((entry.name, getattr(call.kernel, entry.name)) for entry in fields(call.kernel))
-    return type(call.kernel), call.cache, tuple((name, _hashable(value)) for name, value in values if not _is_number(value))
+    return (
+        type(call.kernel),
+        tuple(conditions(call).items()),
+        tuple((name, _hashable(value)) for name, value in values if not _is_number(value)),
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -221,30 +226,28 @@ def _hashable(value: object) -> object:
     return value if isinstance(value, str | bool | None) else repr(value)
 
 
-def _price_steps(step: Step, found: Setup, price: Price) -> tuple[Floats, Floats, Floats, np.ndarray]:
-    """Median, low and high seconds of each step, and the place of its basis in BASES."""
-    groups: dict[object, list[KernelCall]] = {}
-    for call in step.calls:
-        groups.setdefault(_kind(call), []).append(call)
-    median_s, low_s, high_s, rank = *(np.zeros(step.num_steps) for _ in range(3)), np.zeros(step.num_steps, dtype=np.int64)
-    for calls in groups.values():
+def _price_steps(step: Step, found: Setup, price: Price) -> tuple[StepTime, np.ndarray]:
+    """The steps end to end, and for each the place of its basis in BASES."""
+    groups: dict[object, list[int]] = {}
+    for place, call in enumerate(step.calls):
+        groups.setdefault(_kind(call), []).append(place)
+    times, rank = dict[int, CallTime](), np.zeros(step.num_steps, dtype=np.int64)
+    for places in groups.values():
+        calls = [step.calls[place] for place in places]
         first = calls[0].kernel
         names = [entry.name for entry in fields(first) if _is_number(getattr(first, entry.name))]
-        found_rows = [_distinct([getattr(call.kernel, name) for name in names], step.num_steps) for call in calls]
-        columns = np.concatenate([table for table, _ in found_rows], axis=1)
+        tables, wheres = zip(*(_distinct([getattr(call.kernel, name) for name in names], step.num_steps) for call in calls), strict=True)
         others = {entry.name: getattr(first, entry.name) for entry in fields(first) if entry.name not in names}
-        kernel = type(first)(**others, **dict(zip(names, columns, strict=True)))
-        predicted = price(kernel, found.gpu, cache=calls[0].cache)
+        kernel = type(first)(**others, **dict(zip(names, np.concatenate(tables, axis=1), strict=True)))
+        predicted = price(kernel, found.gpu, **conditions(calls[0]))
         ranks = np.array([BASES.index(str(basis)) for basis in predicted.basis])
-        start = 0
-        for call, (table, where) in zip(calls, found_rows, strict=True):
+        starts = accumulate((table.shape[1] for table in tables), initial=0)
+        for place, call, where, start in zip(places, calls, wheres, starts, strict=False):
             rows = start + where
-            median_s += call.count * predicted.median_s[rows]
-            low_s += call.count * predicted.low_s[rows]
-            high_s += call.count * predicted.high_s[rows]
+            values = {name: call.count * getattr(predicted, name)[rows] for name in ("median_s", "low_s", "high_s", "bound_s")}
+            times[place] = CallTime(call=call, bound_by="", basis=BASES[int(ranks[rows].max())], **values)
             rank = np.maximum(rank, ranks[rows])
-            start += table.shape[1]
-    return median_s, low_s, high_s, rank
+    return joined(step, tuple(times[place] for place in range(len(step.calls)))), rank
 
 
 def _distinct(values: list[Any], num_steps: int) -> tuple[Floats, np.ndarray]:

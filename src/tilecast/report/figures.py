@@ -56,9 +56,9 @@ def _point(found: Prediction, part: Part) -> dict[str, Any] | None:
 
 def _contexts(found: Prediction, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One decode step of the whole batch, all requests at the same context."""
-    longest = min(found.model.max_context or LONGEST_CONTEXT, 8 * found.batch.longest_context)
-    longest = max(longest, found.batch.longest_context, 2 * SHORTEST_CONTEXT)
-    points = np.unique(np.geomspace(SHORTEST_CONTEXT, longest, 17).round().astype(int)).tolist()
+    longest = min((found.model.max_context or LONGEST_CONTEXT) - 1, 8 * found.batch.longest_context)  # one more token is said
+    longest = max(longest, 2)
+    points = np.unique(np.geomspace(min(SHORTEST_CONTEXT, longest / 2 + 1), longest, 17).round().astype(int)).tolist()
     cases = [(found.batch.num_requests, context - 1, 2) for context in points]
     steps = outcomes(asked["model"], asked["gpu"], cases, **_options(asked))
     return [

@@ -61,9 +61,19 @@ def price_step(step: Step, gpu: GpuSpec, price: Price = predict_kernel) -> StepT
     for places in groups.values():
         calls = [step.calls[place] for place in places]
         times |= dict(zip(places, _price_group(calls, step.num_steps, gpu, price), strict=True))
-    ordered = tuple(times[place] for place in range(len(step.calls)))
+    return joined(step, tuple(times[place] for place in range(len(step.calls))))
+
+
+def joined(step: Step, ordered: tuple[CallTime, ...]) -> StepTime:
+    """The step whose calls take these times, in their order."""
+    assert len(ordered) == len(step.calls)
     total = {name: np.sum([getattr(time, name) for time in ordered], axis=0) for name in ("median_s", "low_s", "high_s")}
     return StepTime(calls=ordered, basis=weakest([time.basis for time in ordered]), **total)
+
+
+def conditions(call: KernelCall) -> dict[str, str]:
+    """What a price depends on besides the kernel and the GPU."""
+    return {"cache": call.cache}
 
 
 def _kind(call: KernelCall, place: int) -> object:
@@ -84,7 +94,7 @@ def _price_group(calls: list[KernelCall], num_steps: int, gpu: GpuSpec, price: P
     names = [entry.name for entry in fields(first.kernel) if _is_number(getattr(first.kernel, entry.name))]
     ragged = any(isinstance(getattr(first.kernel, entry.name), list | tuple) for entry in fields(first.kernel))
     if ragged or not names:
-        predicted = price(first.kernel, gpu, cache=first.cache)
+        predicted = price(first.kernel, gpu, **conditions(first))
         return [_call_time(call, predicted, slice(None), num_steps) for call in calls]
     table = np.concatenate(
         [
@@ -95,7 +105,7 @@ def _price_group(calls: list[KernelCall], num_steps: int, gpu: GpuSpec, price: P
     distinct, where = np.unique(table, axis=0, return_inverse=True)
     others = {entry.name: getattr(first.kernel, entry.name) for entry in fields(first.kernel) if entry.name not in names}
     kernel = type(first.kernel)(**others, **{name: distinct[:, column] for column, name in enumerate(names)})
-    predicted = price(kernel, gpu, cache=first.cache)
+    predicted = price(kernel, gpu, **conditions(first))
     rows = where.reshape(len(calls), num_steps)
     return [_call_time(call, predicted, rows[place], num_steps) for place, call in enumerate(calls)]
 

@@ -97,7 +97,7 @@ def _launches(part: Part, layer: int, num_layers: int, offsets: Mapping[int, int
 
 
 def _track(part: Part) -> str:
-    return "host" if part.name == HOST else "collectives" if part.family in COLLECTIVES else "stream"
+    return "host" if part.call is None else "collectives" if part.family in COLLECTIVES else "stream"
 
 
 def _slice(name: str, track: str, start_s: float, end_s: float, part: Part | None = None) -> dict[str, Any]:
