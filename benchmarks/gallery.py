@@ -1,21 +1,25 @@
 """`python -m benchmarks.gallery`: the pages that Tilecast writes, as a browser shows them at desktop and phone width, into docs/gallery.
 
 Needs the package `playwright` and a Chromium: its own (`playwright install chromium`), or the system's, which is looked for first.
+`--texts` needs neither: it runs the commands in docs/predict.md once more and puts what they print in place of what they printed.
 """
 
 import argparse
 import contextlib
 import io
+import os
+import re
+import shlex
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from tilecast.cli import main as cli
 
+PAGE = Path(__file__).parent.parent / "docs" / "predict.md"
+TEXT_WIDTH = "150"
 FOLDER = Path(__file__).parent.parent / "docs" / "gallery"
 ASKED = ("--isl", "2048", "--osl", "256")
 PAGES = {
@@ -33,7 +37,12 @@ LARGEST_BYTES = 300_000
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gallery", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the pictures [default: docs/gallery]")
-    out: Path = parser.parse_args().out
+    parser.add_argument("--texts", action="store_true", help="instead renew the outputs in docs/predict.md")
+    given = parser.parse_args()
+    out: Path = given.out
+    if given.texts:
+        PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        return 0
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -49,6 +58,24 @@ def main() -> int:
                 _shoot(browser, page, out / f"{name}-{view}.png", width, scheme)
         browser.close()
     return 0
+
+
+def renewed(text: str) -> str:
+    """Every block that starts with "$ tilecast ..." with what the command prints now; a line "..." leaves out what stood there."""
+    return re.sub(r"```\n\$ (tilecast [^\n]+)\n(.*?)```", lambda block: _block(block[1], block[2]), text, flags=re.DOTALL)
+
+
+def _block(command: str, before: str) -> str:
+    os.environ["COLUMNS"] = TEXT_WIDTH
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        if cli.run(shlex.split(command)[1:]):
+            raise SystemExit(f"gallery: {command} failed")
+    lines = [line.rstrip() for line in printed.getvalue().rstrip().splitlines()]
+    old = before.splitlines()
+    if "..." in old:
+        resumes = old[old.index("...") + 1]
+        lines = [lines[0], "...", *lines[lines.index(resumes) :]]
+    return "\n".join(["```", f"$ {command}", *lines, "```"])
 
 
 def _written(path: Path, command: tuple[str, ...]) -> Path:
@@ -67,6 +94,8 @@ def _shoot(browser: Any, page: Path, picture: Path, width: int, scheme: str) -> 
     too_wide = tab.evaluate("document.documentElement.scrollWidth > window.innerWidth")
     tab.screenshot(path=str(picture), full_page=True)
     tab.close()
+    from PIL import Image
+
     Image.open(picture).quantize(255, dither=Image.Dither.NONE).save(picture, optimize=True)
     size = picture.stat().st_size
     print(f"{picture.name}: {size / 1000:.0f} kB{', WIDER THAN THE SCREEN' if too_wide else ''}")

@@ -63,6 +63,7 @@ def test_the_command_says_it_in_a_sentence_a_table_and_json(tilecast):
     assert answer["schema"] == "tilecast.support/1"
     assert answer["kernels"][0]["family"] == "gemm" and answer["kernels"][0]["rows"] > 100_000
     assert f"{answer['kernels'][0]['rows']:,}" in shown.out
+    assert all(f"{source['rows']:,}" in shown.out for sources in answer["sources"].values() for source in sources)
     assert len(tilecast("support", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--csv").out.splitlines()) == 1 + len(answer["kernels"])
 
 

@@ -49,8 +49,8 @@ def support_report(found: Prediction, line: str, python: str) -> Report:
     shares = by_basis(entries)
     records = [entry.to_dict() for entry in entries]
     payload = {
-        "schema": "tilecast.support/1", "basis": found.basis, "share_by_basis": shares, "kernels": records, "inputs": dict(found.inputs),
-        "versions": versions(),
+        "schema": "tilecast.support/1", "basis": found.basis, "share_by_basis": shares, "kernels": records,
+        "sources": sources_of(entries), "inputs": dict(found.inputs), "versions": versions(),
     }  # fmt: skip
     grids = [
         Grid(
@@ -101,15 +101,19 @@ def _row(entry: Support, found: Prediction) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def sources_of(entries: tuple[Support, ...]) -> dict[str, list[dict[str, Any]]]:
+    """Family -> where its rows come from, as its manifest says."""
+    corrections = {entry.family: load(entry.family) for entry in entries if entry.artifact is not None}
+    return {family: correction.manifest["sources"] for family, correction in corrections.items() if correction is not None}
+
+
 def _sources(entries: tuple[Support, ...]) -> Grid:
     """A family's rows come from the same sources, whichever of its kernels is meant."""
-    families = {entry.family: entry.artifact for entry in entries if entry.artifact is not None}
-    rows = list[tuple[str, ...]]()
-    for family in families:
-        correction = load(family)
-        assert correction is not None
-        sources = correction.manifest["sources"]
-        rows += [(family, source["name"], f"{source['rows']:,}", source["licence"], source["home"]) for source in sources]
+    rows = [
+        (family, source["name"], f"{source['rows']:,}", source["licence"], source["home"])
+        for family, sources in sources_of(entries).items()
+        for source in sources
+    ]
     return Grid(
         title="Sources of the families that were learned", columns=("family", "source", "rows", "licence", "where"), rows=rows,
         right=frozenset({"rows"}), spare=("rows", "licence", "where"),
