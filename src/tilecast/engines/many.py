@@ -177,7 +177,8 @@ def _tokens(phase: str, steps: list[Lengths]) -> Tokens:
     """Batches of one length share its numbers: the longest is filled in once, the others are views of it."""
     longest = max(requests for requests, _, _ in steps)
     filled = {length: np.full(longest, length) for length in {length for step in steps for length in step[1:]}}
-    return Tokens(phase, *(tuple(filled[step[place]][: step[0]] for step in steps) for place in (1, 2)))
+    q_lens, kv_lens = (tuple(filled[step[place]][: step[0]] for step in steps) for place in (1, 2))
+    return Tokens(phase, q_lens, kv_lens)
 
 
 def _alike(kernels: Callable[[int], object], start: int, stop: int) -> Iterator[tuple[int, int]]:
