@@ -1,9 +1,17 @@
-"""Sensitivity by re-pricing: every lever is a GPU, a box or a batch that was changed and predicted again."""
+"""Sensitivity by re-pricing: every lever is a GPU, a box or a batch that was changed and priced again.
+
+The learned correction stays what it is on the real GPU: it was learned on real ones, its trees move in steps of a percent or two, and
+those would be taken for the lever's effect. So a launch on a changed part takes its new analytic time at its old ratio of median to
+analytic, and at least its new bound.
+"""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from tilecast import hardware
 from tilecast.engines.many import Outcome, outcomes
@@ -78,21 +86,30 @@ class Why:
 def why(found: Prediction, asked: Mapping[str, Any], price: Price = predict_kernel) -> Why:
     """Every lever of `found`, which `predict(**asked)` made."""
     plain = {name: value for name, value in asked.items() if value is not None and name not in ("overrides", "gpu")}
-    now = Times(found.prefill_s.median, found.decode_s.median)
+    real: list[Any] = []  # every price of the real GPU, in the order in which they are asked for
 
-    def priced(spec: Any, how: Price = price) -> Times:
+    def recorded(kernel: Any, gpu: Any, **conditions: Any) -> Any:
+        real.append(price(kernel, gpu, **conditions))
+        return real[-1]
+
+    def priced(spec: Any, how: Price) -> Times:
         if "requests" in plain:
             whole = predict(gpu=spec, price=how, **plain)
             return Times(whole.prefill_s.median, whole.decode_s.median)
         (one,) = _outcomes(plain, spec, [int(plain["batch"])], how)
         return Times(one.prefill_s.median, one.decode_s.median)
 
+    now = priced(found.gpu, recorded)
+
+    def changed(spec: Any, link: float = 1.0) -> Times:
+        return priced(spec, _corrected_as(real, _faster_link(_physics(price), link)))
+
     def with_fact(fact: str, factor: float) -> Times:
         value = getattr(found.gpu, fact) * factor
-        return priced(hardware.with_overrides(found.gpu, {fact: round(value) if isinstance(getattr(found.gpu, fact), int) else value}))
+        return changed(hardware.with_overrides(found.gpu, {fact: round(value) if isinstance(getattr(found.gpu, fact), int) else value}))
 
     def with_link(factor: float) -> Times:
-        return priced(found.gpu, _faster_link(price, factor))
+        return changed(found.gpu, factor)
 
     host = {phase: sum(part.time.median for part in found.breakdown if part.phase == phase and part.name == HOST) for phase in PHASES}
 
@@ -126,6 +143,25 @@ def _outcomes(plain: Mapping[str, Any], spec: Any, batches: list[int], price: Pr
 
 def _bound(way: Callable[[str, float], Times], fact: str) -> Callable[[float], Times]:
     return lambda factor: way(fact, factor)
+
+
+def _physics(price: Price) -> Price:
+    """The same prices without their correction, where that can be left out."""
+    return partial(price, learned=False) if price is predict_kernel else price
+
+
+def _corrected_as(real: Sequence[Any], price: Price) -> Price:
+    """Prices with the corrections of `real`: the same launches, in the same order, on the GPU as it is."""
+    before = iter(real)
+
+    def priced(kernel: Any, gpu: Any, **conditions: Any) -> Any:
+        old, new = next(before), price(kernel, gpu, **conditions)
+        assert old.kernel.family == kernel.family and len(old.median_s) == len(new.median_s), "a changed GPU runs other kernels"
+        median_s = np.maximum(new.analytic_s * old.median_s / old.analytic_s, new.bound_s)
+        scale = median_s / new.median_s
+        return replace(new, median_s=median_s, low_s=new.low_s * scale, high_s=new.high_s * scale)
+
+    return priced
 
 
 def _faster_link(price: Price, factor: float) -> Price:
