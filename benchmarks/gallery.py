@@ -15,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from tilecast.cli import main as cli
 
@@ -66,8 +67,7 @@ def renewed(text: str) -> str:
 
 
 def _block(command: str, before: str) -> str:
-    os.environ["COLUMNS"] = TEXT_WIDTH
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    with patch.dict(os.environ, COLUMNS=TEXT_WIDTH), contextlib.redirect_stdout(io.StringIO()) as printed:
         if cli.run(shlex.split(command)[1:]):
             raise SystemExit(f"gallery: {command} failed")
     lines = [line.rstrip() for line in printed.getvalue().rstrip().splitlines()]

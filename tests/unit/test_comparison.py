@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tilecast.cli import predict_compare
-from tilecast.cli.predict_compare import numbers
+from tilecast.cli.ranges import numbers
 from tilecast.engines.many import METRICS
 from tilecast.engines.predict import Interval, predict
 from tilecast.errors import InvalidInput, UnknownName

@@ -1,7 +1,6 @@
 """Files that a command writes because it was asked to: checked before the work, written whole or not at all."""
 
 import os
-import tempfile
 from pathlib import Path
 
 from tilecast.cli.output import say
@@ -26,6 +25,8 @@ def target(option: str, text: str | None, suffixes: tuple[str, ...]) -> Path | N
 
 def write_whole(option: str, path: Path, text: str) -> None:
     """Under another name first, so that a cut leaves what was there."""
+    import tempfile
+
     draft: Path | None = None
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".partial-", delete=False) as file:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tilecast import hardware, units
-from tilecast.cli import predict_compare, predict_why
 from tilecast.cli.files import target, write_whole
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, say, set_option
+from tilecast.cli.ranges import is_comparison, numbers
 from tilecast.engines.predict import Part, Prediction, predict
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
@@ -73,7 +73,9 @@ def command(
     requests = read_requests(requests_path) if requests_path else None
     overrides = overrides_from(assignments)
     line = command_line("predict", model, gpu=gpu, **given, requests=requests_path, set=assignments, by=by, breakdown=breakdown, why=why)
-    if predict_compare.is_comparison(gpu, given["tp"], given["batch"], by):
+    if is_comparison(gpu, given["tp"], given["batch"], by):
+        from tilecast.cli import predict_compare
+
         if alone := [f"--{name}" for name, value in (("breakdown", breakdown), ("why", why), ("trace", timeline)) if value]:
             raise InvalidInput(f"{', '.join(alone)} explains one configuration: give one --gpu, --tp and --batch, and no --by")
         found = predict_compare.compared(model, gpu, by=by, requests=requests, overrides=overrides, **given)
@@ -87,7 +89,7 @@ def command(
             predict_compare.write_html(report, page)
         emit(report, **output)
         return
-    given |= {name: predict_compare.numbers(f"--{name}", given[name])[0] for name in ("tp", "batch") if given[name] is not None}
+    given |= {name: numbers(f"--{name}", given[name])[0] for name in ("tp", "batch") if given[name] is not None}
     if note := hardware.resolution_note(gpu):
         say(note)
     python = _python(model, gpu, given, requests, overrides)
@@ -95,7 +97,11 @@ def command(
     prediction = predict(**asked)
     for warning in prediction.warnings:
         say(warning)
-    reasons = predict_why.asked(prediction, asked) if (why or page is not None) and not as_python else None
+    reasons = None
+    if (why or page is not None) and not as_python:
+        from tilecast.diagnosis.what_if import why as reasons_of
+
+        reasons = reasons_of(prediction, asked)
     report = predict_report(prediction, line, python, breakdown, reasons if why else None)
     if page is not None and not as_python:
         from tilecast.report.figures import figures
@@ -113,9 +119,13 @@ def command(
 def predict_report(prediction: Prediction, line: str, python: str, breakdown: bool = False, why: "Why | None" = None) -> Report:
     payload = {**prediction.to_dict(), **({"why": why.to_dict()} if why is not None else {}), "versions": versions()}
     grids = [_headline(prediction), *(_where(prediction, phase, breakdown) for phase in ("prefill", "decode"))]
+    if why is not None:
+        from tilecast.cli import predict_why
+
+        grids += predict_why.grids(why)
     return Report(
         answer=_answer(prediction),
-        grids=[*(grid for grid in grids if grid.rows), *(predict_why.grids(why) if why is not None else [])],
+        grids=[grid for grid in grids if grid.rows],
         closing=why.sentence if why is not None else "",
         payload=payload,
         records=[part.to_dict() for part in prediction.breakdown] if breakdown else [_flat(payload)],

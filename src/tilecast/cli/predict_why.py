@@ -1,16 +1,9 @@
 """What `tilecast predict --why` prints: levers that were moved and priced again, and what the batch does."""
 
-from typing import Any
-
 from tilecast import units
-from tilecast.diagnosis.what_if import Lever, Why, why
+from tilecast.diagnosis.what_if import Lever, Why
 from tilecast.engines.many import Outcome
-from tilecast.engines.predict import Prediction
 from tilecast.report import Grid
-
-
-def asked(found: Prediction, by: dict[str, Any]) -> Why:
-    return why(found, by)
 
 
 def grids(found: Why) -> list[Grid]:

@@ -11,6 +11,7 @@ from tilecast.errors import InvalidInput, TilecastError
 from tilecast.workloads.model import model_config
 
 DEFAULT = "output_tokens_per_s_per_gpu"
+BEST_OF_EACH = "The best batch of each"  # title of the table, which the page shows as bars
 CHUNK = 1024  # configurations priced between two reports of progress
 Progress = Callable[[int, int], None]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from tilecast import units
 from tilecast.engines.many import METRICS
+from tilecast.explore.comparison import BEST_OF_EACH
 from tilecast.report.record import Report
 from tilecast.report.renderers import page as pages
 from tilecast.report.renderers.svg import NUM_COLOURS, Series, axis, chart
 
-BEST_OF_EACH = "The best batch of each"
 MOST_BARS = 24
 MOST_LINES = 8  # more than colours cannot be told apart
 
