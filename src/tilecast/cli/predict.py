@@ -1,18 +1,25 @@
 """`tilecast predict MODEL`: how fast an engine serves a model on a GPU nobody has to own."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tilecast import hardware, units
+from tilecast.cli.files import target, write_whole
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, say, set_option
+from tilecast.cli.ranges import is_comparison, numbers
 from tilecast.engines.predict import Part, Prediction, predict
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
 from tilecast.workloads.requests import read_requests
 
+if TYPE_CHECKING:
+    from tilecast.diagnosis.what_if import Why
+
 BAR_WIDTH = 24
 MOST_SHOWN = 8  # lines a phase gets without --breakdown
+BRIEF = ("part", "time", "share", "", "bound by", "launches", "kernel")
+FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", "basis", "kernel")
 # Options of the contract that nothing stands behind yet -> the values that ask for nothing.
 NOT_YET: dict[str, tuple[str, ...]] = {"concurrency": ()}
 
@@ -25,13 +32,13 @@ def _not_yet(function: Any) -> Any:
 
 @click.command(name="predict")
 @click.argument("model")
-@click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file.")
+@click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file; several with commas.")
 @click.option("--engine", default="sglang", show_default=True, help="Which engine serves the model.")
-@click.option("--tp", type=int, default=1, show_default=True, help="Tensor parallel: GPUs that share every layer.")
+@click.option("--tp", default="1", show_default=True, help="Tensor parallel: GPUs that share every layer; several as 1,2,4.")
 @click.option("--pp", type=int, default=1, show_default=True, help="Pipeline parallel: stages that hold runs of layers.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert parallel: ranks, of the tp GPUs, that hold whole experts.")
 @click.option("--dp-attention", type=int, default=1, show_default=True, help="Data-parallel attention: groups, of the tp GPUs.")
-@click.option("--batch", type=int, help="Requests in the batch.")
+@click.option("--batch", help="Requests in the batch; several as 1,8,64 or 1:256:x2.")
 @click.option("--isl", type=int, help="Input tokens of each request.")
 @click.option("--osl", type=int, help="Output tokens of each request.")
 @click.option("--requests", "requests_path", metavar="FILE.csv", help="One request a line: input_tokens,output_tokens.")
@@ -39,19 +46,23 @@ def _not_yet(function: Any) -> Any:
 @click.option("--quant", help="Weights: bf16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
 @click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
 @click.option("--allow-longer-context", is_flag=True, help="Predict lengths beyond the model's limit all the same.")
-@click.option("--breakdown", is_flag=True, help="Every kernel with its sizes.")
 @profile_option
+@click.option("--by", help="Compare by this figure, e.g. output_tokens_per_s_per_gpu [default of a comparison] or ttft_s.")
+@click.option("--breakdown", is_flag=True, help="Every kernel: launches, time, share, bound, efficiency, basis, sizes.")
+@click.option("--why", is_flag=True, help="What would make it faster: clock, bandwidth, link and batch changed and priced again.")
+@click.option("--html", "html_path", metavar="FILE.html", help="Also write a page with plots that needs nothing else.")
+@click.option("--trace", "trace_path", metavar="FILE.json", help="Also write a timeline for ui.perfetto.dev or chrome://tracing.")
 @set_option
 @output_options
 @_not_yet
 def command(
-    model: str, gpu: str, assignments: tuple[str, ...], requests_path: str | None, breakdown: bool, as_json: bool, as_csv: bool,
-    as_python: bool, **given: Any,
+    model: str, gpu: str, assignments: tuple[str, ...], requests_path: str | None, by: str | None, breakdown: bool, why: bool,
+    html_path: str | None, trace_path: str | None, as_json: bool, as_csv: bool, as_python: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Predict a static batch: first token, decode step, total, tokens per second, memory, and where the time goes.
 
     MODEL is a bundled Hugging Face id such as Qwen/Qwen3-32B, a config.json, or its folder. All requests are prefilled together, then
-    decoded in lock step; one that has all its tokens leaves the batch.
+    decoded in lock step; one that has all its tokens leaves the batch. With several GPUs, group sizes or batches, it compares them.
     """
     for name, neutral in NOT_YET.items():
         value = given.pop(name)
@@ -61,24 +72,69 @@ def command(
         raise InvalidInput("--requests and --batch, --isl, --osl exclude one another")
     if not requests_path and (missing := [f"--{name}" for name in ("batch", "isl", "osl") if given[name] is None]):
         raise InvalidInput(f"{', '.join(missing)} missing: give --batch, --isl and --osl, or --requests FILE.csv")
+    output = {"as_json": as_json, "as_csv": as_csv, "as_python": as_python}
+    if sum(output.values()) > 1:
+        raise InvalidInput("--json, --csv and --as-python exclude one another")
+    page, timeline = target("--html", html_path, (".html", ".htm")), target("--trace", trace_path, (".json",))
     requests = read_requests(requests_path) if requests_path else None
+    overrides = overrides_from(assignments)
+    line = command_line(
+        "predict", model, gpu=gpu, **_said(given), requests=requests_path, set=assignments, by=by, breakdown=breakdown, why=why
+    )
+    if is_comparison(gpu, given["tp"], given["batch"], by):
+        from tilecast.cli import predict_compare
+
+        if alone := [f"--{name}" for name, value in (("breakdown", breakdown), ("why", why), ("trace", timeline)) if value]:
+            raise InvalidInput(f"{', '.join(alone)} explains one configuration: give one --gpu, --tp and --batch, and no --by")
+        found = predict_compare.compared(model, gpu, by=by, requests=requests, overrides=overrides, **given)
+        python = predict_compare.python(model, gpu, by, given, requests, overrides)
+        if as_python:
+            emit(Report(answer="", python=python), **output)
+            return
+        inputs = {"model": found.model, "gpu": gpu, **given, "requests": requests, "set": list(assignments)}
+        report = predict_compare.comparison_report(found, inputs, line, python)
+        if page is not None:
+            predict_compare.write_html(report, page)
+        emit(report, **output)
+        return
+    given |= {name: numbers(f"--{name}", given[name])[0] for name in ("tp", "batch") if given[name] is not None}
     if note := hardware.resolution_note(gpu):
         say(note)
-    overrides = overrides_from(assignments)
-    prediction = predict(model, gpu, **given, requests=requests, overrides=overrides)
+    python = _python(model, gpu, given, requests, overrides)
+    asked = {"model": model, "gpu": gpu, **given, "requests": requests, "overrides": overrides}
+    prediction = predict(**asked)
     for warning in prediction.warnings:
         say(warning)
-    line = command_line("predict", model, gpu=gpu, **_said(given), requests=requests_path, set=assignments)
-    python = _python(model, gpu, given, requests, overrides)
-    emit(predict_report(prediction, line, python, breakdown), as_json=as_json, as_csv=as_csv, as_python=as_python)
+    reasons = None
+    if (why or page is not None) and not as_python:
+        from tilecast.diagnosis.what_if import why as reasons_of
+
+        reasons = reasons_of(prediction, asked)
+    report = predict_report(prediction, line, python, breakdown, reasons if why else None)
+    if page is not None and not as_python:
+        from tilecast.report.figures import figures
+        from tilecast.report.renderers import predict_html
+
+        report.payload["figures"] = figures(prediction, asked)
+        write_whole("--html", page, predict_html.page(report, reasons.to_dict() if reasons else None))
+    if timeline is not None and not as_python:
+        from tilecast.report.renderers import chrome_trace
+
+        write_whole("--trace", timeline, chrome_trace.text(prediction, asked, line))
+    emit(report, **output)
 
 
-def predict_report(prediction: Prediction, line: str, python: str, breakdown: bool = False) -> Report:
-    payload = {**prediction.to_dict(), "versions": versions()}
+def predict_report(prediction: Prediction, line: str, python: str, breakdown: bool = False, why: "Why | None" = None) -> Report:
+    payload = {**prediction.to_dict(), **({"why": why.to_dict()} if why is not None else {}), "versions": versions()}
     grids = [_headline(prediction), *(_where(prediction, phase, breakdown) for phase in ("prefill", "decode"))]
+    if why is not None:
+        from tilecast.cli import predict_why
+
+        grids += predict_why.grids(why)
     return Report(
         answer=_answer(prediction),
         grids=[grid for grid in grids if grid.rows],
+        closing=why.sentence if why is not None else "",
         payload=payload,
         records=[part.to_dict() for part in prediction.breakdown] if breakdown else [_flat(payload)],
         inputs=prediction.inputs,
@@ -135,24 +191,27 @@ def _where(prediction: Prediction, phase: str, every: bool) -> Grid:
     parts = [part for part in prediction.breakdown if part.phase == phase]
     steps = 1 if phase == "prefill" else max(1, prediction.decode_steps)
     shown = parts if every else sorted(parts, key=lambda part: -part.time.median)[:MOST_SHOWN]
-    rows = [_line(part, steps) for part in shown]
+    columns = FULL if every else BRIEF
+    rows = [tuple(_line(part, steps)[name] for name in columns) for part in shown]
     if rest := [part for part in parts if part not in shown]:
         seconds, share = sum(part.time.median for part in rest) / steps, sum(part.share_fraction for part in rest)
         rows.append((f"{len(rest)} more", units.human("_s", seconds), f"{100 * share:.1f} %", _bar(share), "", "", ""))
     title = "Where the prefill goes" if phase == "prefill" else "Where a decode step goes (mean)"
     return Grid(
-        title=title, columns=("part", "time", "share", "", "bound by", "launches", "kernel"), rows=rows,
-        right=frozenset({"time", "share", "launches"}), spare=("kernel", "launches", ""),
+        title=title, columns=columns, rows=rows, right=frozenset({"time", "share", "launches", "bound", "efficiency"}),
+        spare=("efficiency", "basis", "bound", "kernel") if every else ("kernel", "launches", ""),
     )  # fmt: skip
 
 
-def _line(part: Part, steps: int) -> tuple[str, ...]:
+def _line(part: Part, steps: int) -> dict[str, str]:
     sizes = " ".join(f"{name}={str(value).lower()}" for name, value in part.sizes.items())
     kernel = " ".join(filter(None, (part.family, part.identity, sizes))) if part.sizes else ""
-    return (
-        part.name, units.human("_s", part.time.median / steps), f"{100 * part.share_fraction:.1f} %", _bar(part.share_fraction),
-        part.bound_by, str(part.launches_per_step) if part.sizes else "-", kernel,
-    )  # fmt: skip
+    bound, efficiency = (units.human("_s", part.bound_s / steps), f"{100 * part.efficiency:.0f} %") if part.efficiency else ("-", "-")
+    return {
+        "part": part.name, "launches": str(part.launches_per_step) if part.sizes else "-", "bound by": part.bound_by, "kernel": kernel,
+        "time": units.human("_s", part.time.median / steps), "share": f"{100 * part.share_fraction:.1f} %", "": _bar(part.share_fraction),
+        "bound": bound, "efficiency": efficiency, "basis": part.basis,
+    }  # fmt: skip
 
 
 def _bar(share: float) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilecast import hardware, units
 from tilecast.dtypes import dtype, quantisation
-from tilecast.engines.base import Host, kernel_step
+from tilecast.engines.base import Engine, Host, kernel_step
 from tilecast.engines.base import engine as engine_named
 from tilecast.engines.fit import memory_of, with_room
 from tilecast.errors import InvalidInput, SpecError
@@ -33,10 +33,11 @@ from tilecast.workloads.aggregate import (
     weakest,
 )
 from tilecast.workloads.architectures import architecture
-from tilecast.workloads.graph import Batch, decode_tokens, prefill_tokens
+from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens, decode_tokens, prefill_tokens
 from tilecast.workloads.memory import Memory
 from tilecast.workloads.model import ModelConfig, model_config
-from tilecast.workloads.parallelism import node_for, sharded
+from tilecast.workloads.operations import Operation
+from tilecast.workloads.parallelism import Shard, node_for, sharded
 from tilecast.workloads.quantisation import requantised
 
 HOST = "host"
@@ -83,13 +84,19 @@ class Part:
     bound_by: str
     bound_s: float
     basis: str
+    call: KernelCall | None = None  # None: the host's own
+
+    @property
+    def efficiency(self) -> float | None:
+        """How near it is to its bound; the host has none."""
+        return self.bound_s / self.time.median if self.call is not None and self.time.median else None
 
     def to_dict(self) -> dict[str, Any]:
         times = {"median_s": self.time.median, "low_s": self.time.low, "high_s": self.time.high}
         return {
             "phase": self.phase, "name": self.name, "family": self.family, "identity": self.identity, "sizes": dict(self.sizes),
             "launches_per_step": self.launches_per_step, **times, "bound_s": self.bound_s, "share_fraction": self.share_fraction,
-            "bound_by": self.bound_by, "basis": self.basis,
+            "bound_by": self.bound_by, "efficiency": self.efficiency, "basis": self.basis,
         }  # fmt: skip
 
 
@@ -207,27 +214,21 @@ def predict(
     >>> prediction.fits and prediction.prefill_s.median > prediction.decode_step_s.median > 0
     True
     """
-    config = requantised(model_config(model), quant)
-    spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
-    runs = engine_named(engine)
     asked = _batch(batch, isl, osl, requests)
-    _check_dtypes(config, spec, kv_dtype)
-    _check_context(config, asked, allow_longer_context)
-    shard = sharded(config, tp, pp=pp, ep=ep, dp=dp_attention)  # first what the model allows, then what the box does
-    box = node_for(spec, tp, node, pp=pp)
-    shard = replace(shard, node=box if tp * pp > 1 else None)
-    step = architecture(config.architecture).step
-    operations = step(config, shard)
-    held = kv_dtype or config.kv_dtype or config.dtype
+    found = set_up(
+        model, gpu, tp=tp, pp=pp, ep=ep, dp_attention=dp_attention, engine=engine, node=node, quant=quant, kv_dtype=kv_dtype,
+        overrides=overrides,
+    )  # fmt: skip
+    config, spec, runs, box, shard, held = found.config, found.gpu, found.engine, found.node, found.shard, found.kv_dtype
+    check_context(config, asked, allow_longer_context)
     waves = runs.num_micro_batches(asked, shard)
     wave = asked.on_rank(waves)
     measured = opened(profile, spec)
     if measured is not None:
         price = partial(price, profile=measured)
 
-    def timed(tokens: Any, stage: int | None = None) -> StepTime:
-        does = operations if stage is None else step(config, shard, stage)
-        return price_step(kernel_step(does, tokens, config=config, shard=shard, engine=runs, gpu=spec, kv_dtype=held), spec, price)
+    def timed(tokens: Tokens, stage: int | None = None) -> StepTime:
+        return price_step(found.step(tokens, stage), spec, price)
 
     def waited(tokens: Any) -> StepTime | None:
         """The last micro-batch starts when those before it have left the last stage, which has the most to do."""
@@ -281,6 +282,53 @@ def predict(
 # ---- what was asked ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A model on an engine on its GPUs, before anyone has asked it for anything."""
+
+    config: ModelConfig
+    gpu: GpuSpec
+    engine: Engine
+    shard: Shard
+    node: NodeSpec | None
+    operations: tuple[Operation, ...]
+    kv_dtype: str
+
+    def step(self, tokens: Tokens, stage: int | None = None) -> Step:
+        """The kernels of a whole pass, or of one pipeline stage of it."""
+        does = self.operations if stage is None else architecture(self.config.architecture).step(self.config, self.shard, stage)
+        return kernel_step(does, tokens, config=self.config, shard=self.shard, engine=self.engine, gpu=self.gpu, kv_dtype=self.kv_dtype)
+
+    def memory(self, batch: Batch) -> Memory:
+        return memory_of(self.config, self.shard, self.engine, self.gpu, batch, self.kv_dtype)
+
+
+def set_up(
+    model: str | Path | Mapping[str, Any] | ModelConfig,
+    gpu: str | GpuSpec,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    ep: int = 1,
+    dp_attention: int = 1,
+    engine: str = "sglang",
+    node: str | None = None,
+    quant: str | None = None,
+    kv_dtype: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+) -> Setup:
+    config = requantised(model_config(model), quant)
+    spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
+    runs = engine_named(engine)
+    _check_dtypes(config, spec, kv_dtype)
+    shard = sharded(config, tp, pp=pp, ep=ep, dp=dp_attention)  # first what the model allows, then what the box does
+    box = node_for(spec, tp, node, pp=pp)
+    shard = replace(shard, node=box if tp * pp > 1 else None)
+    operations = architecture(config.architecture).step(config, shard)
+    held = kv_dtype or config.kv_dtype or config.dtype
+    return Setup(config=config, gpu=spec, engine=runs, shard=shard, node=box, operations=operations, kv_dtype=held)
+
+
 def _batch(batch: int | None, isl: int | None, osl: int | None, requests: Sequence[tuple[int, int]] | None) -> Batch:
     sizes = {"batch": batch, "isl": isl, "osl": osl}
     if requests is not None:
@@ -314,7 +362,7 @@ def _check_dtypes(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> No
         raise InvalidInput(f"kv_dtype = {kv_dtype} must be fp8 or the model's own {config.dtype}")
 
 
-def _check_context(config: ModelConfig, batch: Batch, allow_longer: bool) -> None:
+def check_context(config: ModelConfig, batch: Batch, allow_longer: bool) -> None:
     if config.is_encoder and max(batch.output_tokens) > 1:
         raise InvalidInput(f"osl = {max(batch.output_tokens)}: {config.name} is an encoder and says nothing; give osl = 1")
     if config.max_context is not None and batch.longest_context > config.max_context and not allow_longer:
@@ -398,6 +446,7 @@ def _part(time: CallTime, weights: Floats, whole_s: float) -> Part:
         bound_by=time.bound_by,
         bound_s=float(weights @ time.bound_s),
         basis=time.basis,
+        call=call,
     )
 
 

@@ -28,6 +28,7 @@ class Report:
 
     answer: str
     grids: Sequence[Grid] = ()
+    closing: str = ""  # one more sentence, after the tables
     payload: Any = None  # what --json prints: SI values
     records: Sequence[Mapping[str, Any]] = ()  # what --csv prints: one flat record per line, SI values
     inputs: Mapping[str, Any] = field(default_factory=dict)

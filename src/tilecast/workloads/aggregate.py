@@ -73,7 +73,13 @@ def price_step(step: Step, gpu: GpuSpec, price: Price = predict_kernel) -> StepT
     for places in groups.values():
         calls = [step.calls[place] for place in places]
         times |= dict(zip(places, _price_group(calls, step.num_steps, gpu, price), strict=True))
-    ordered = tuple(_uncovered(times[place], times, step) for place in range(len(step.calls)))
+    return joined(step, tuple(times[place] for place in range(len(step.calls))))
+
+
+def joined(step: Step, alone: tuple[CallTime, ...]) -> StepTime:
+    """The step whose calls take these times, each by itself, in their order."""
+    times = dict(enumerate(alone))
+    ordered = tuple(_uncovered(time, times, step) for time in alone)
     median_s = np.sum([time.median_s for time in ordered], axis=0)
     above_s, below_s = (_joined([(time, side(time)) for time in ordered]) for side in (_above, _below))
     basis = weakest([time.basis for time in ordered])
@@ -110,6 +116,11 @@ def _uncovered(time: CallTime, times: Mapping[int, CallTime], step: Step) -> Cal
     return replace(time, **left)
 
 
+def conditions(call: KernelCall) -> dict[str, str]:
+    """What a price depends on besides the kernel and the GPU."""
+    return {"cache": call.cache, "engine": call.measured_in}
+
+
 @cache
 def _parameters(kernel: Any) -> tuple[str, ...]:
     return tuple(entry.name for entry in fields(kernel))
@@ -142,14 +153,14 @@ def _price_group(calls: list[KernelCall], num_steps: int, gpu: GpuSpec, price: P
     others = {name: getattr(first.kernel, name) for name in _parameters(first.kernel.__class__)}
     names = [name for name, value in others.items() if _is_number(value)]
     if not names or any(_is_ragged(value) for value in others.values()):
-        predicted = price(first.kernel, gpu, cache=first.cache, engine=first.measured_in)
+        predicted = price(first.kernel, gpu, **conditions(first))
         return [_call_time(call, predicted, slice(None), num_steps) for call in calls]
     places: dict[tuple[float, ...], int] = {}
     rows = [[places.setdefault(launch, len(places)) for launch in _launches(call, names, num_steps)] for call in calls]
     distinct = {
         name: values[0] if len(places) == 1 else np.array(values) for name, values in zip(names, zip(*places, strict=True), strict=True)
     }
-    predicted = price(first.kernel.__class__(**{**others, **distinct}), gpu, cache=first.cache, engine=first.measured_in)
+    predicted = price(first.kernel.__class__(**{**others, **distinct}), gpu, **conditions(first))
     return [_call_time(call, predicted, where, num_steps) for call, where in zip(calls, rows, strict=True)]
 
 

@@ -19,6 +19,9 @@ def show(report: Report) -> None:
     for grid in report.grids:
         console.print()
         _show_grid(console, grid)
+    if report.closing:
+        console.print()
+        console.print(Text(report.closing, style=palette.ANSWER))
     made_by = " · ".join([*(f"{name} {version}" for name, version in versions().items()), report.command])
     console.print()
     console.print(Text(made_by, style=palette.QUIET))

@@ -1,0 +1,295 @@
+"""Many batches of one model on one set of GPUs, priced together: what takes a call of `predict` each costs little more than one.
+
+Steps of different batches that run the same kernels are laid end to end and priced as one array. An engine changes kernels with the size
+of a batch (a short message goes another way than a long one), so batches are first sorted by size and cut where the kernels change.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from tilecast.engines.predict import (
+    NOTHING,
+    Interval,
+    Prediction,
+    Setup,
+    _decode_host,
+    _median_step,
+    _prefill_host,
+    _total,
+    predict,
+    set_up,
+)
+from tilecast.execution.tasks import Floats
+from tilecast.predictors import predict_kernel
+from tilecast.workloads.aggregate import BASES, CallTime, Price, StepTime, conditions, evaluated_steps, joined, step_weights
+from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens
+from tilecast.workloads.memory import Memory
+
+MOST_STEPS = 20_000  # priced at once: more would only fill memory
+Lengths = tuple[int, int, int]  # requests of a step, query and context length of each
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a batch takes: a Prediction without its breakdown. Lengths are None where requests differ."""
+
+    gpu: str
+    tp: int
+    num_gpus: int
+    batch: int
+    isl: int | None
+    osl: int | None
+    output_tokens: int  # of all requests
+    decode_steps: int
+    prefill_s: Interval
+    decode_step_s: Interval
+    decode_s: Interval
+    memory: Memory
+    basis: str
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+    @property
+    def total_s(self) -> Interval:
+        return self.prefill_s + self.decode_s
+
+    @property
+    def ttft_s(self) -> Interval:
+        return self.prefill_s
+
+    @property
+    def tpot_s(self) -> Interval:
+        return self.decode_s.per(self.decode_steps) if self.decode_steps else NOTHING
+
+    @property
+    def output_tokens_per_s(self) -> Interval:
+        return _rate(self.output_tokens, self.total_s)
+
+    @property
+    def output_tokens_per_s_per_gpu(self) -> Interval:
+        return self.output_tokens_per_s.per(self.num_gpus)
+
+    @property
+    def output_tokens_per_s_per_user(self) -> Interval:
+        """How fast one request sees its tokens come, once the first is there."""
+        return _rate(1, self.tpot_s) if self.decode_steps else NOTHING
+
+    def to_dict(self) -> dict[str, Any]:
+        said = ("gpu", "tp", "num_gpus", "batch", "isl", "osl", "decode_steps", "fits", "basis")
+        return {
+            **{name: getattr(self, name) for name in said[:6]},
+            **{name: metric.of(self).to_dict() for name, metric in METRICS.items()},
+            **{name: getattr(self, name) for name in said[6:]},
+            "memory": self.memory.to_dict(),
+        }
+
+
+def _rate(tokens: float, time: Interval) -> Interval:
+    return Interval(tokens / time.median, tokens / time.high, tokens / time.low)
+
+
+def outcomes(
+    model: Any, gpu: Any, cases: Sequence[tuple[int, int, int]], *, tp: int = 1, price: Price = predict_kernel, **options: Any
+) -> list[Outcome]:
+    """The outcome of every (batch, isl, osl), in their order; `options` are those of `predict`.
+
+    >>> one, two = outcomes("Qwen/Qwen3-8B", "h100-sxm", [(1, 512, 64), (64, 512, 64)])
+    >>> one.tpot_s.median < two.tpot_s.median and one.output_tokens_per_s.median < two.output_tokens_per_s.median
+    True
+    """
+    options = {name: value for name, value in options.items() if value not in (None, False, 1)}  # those ask for nothing
+    if set(options) - {"engine", "node", "kv_dtype", "overrides"}:
+        return [outcome_of(predict(model, gpu, tp=tp, batch=b, isl=i, osl=o, price=price, **options)) for b, i, o in cases]
+    found = set_up(model, gpu, tp=tp, **options)
+    batches = [Batch.uniform(*case) for case in cases]
+    points = [evaluated_steps((osl,)) for _, _, osl in cases]
+    prefills = _priced(found, "prefill", [[(batch, isl, isl)] for batch, isl, _ in cases], price)
+    contexts = [[isl + 1 + int(step) for step in steps] for (_, isl, _), steps in zip(cases, points, strict=True)]
+    decodes = _priced(found, "decode", [[(case[0], 1, n) for n in each] for case, each in zip(cases, contexts, strict=True)], price)
+    return [
+        _joined(found, tp, case, batch, steps, prefill, decode)
+        for case, batch, steps, prefill, decode in zip(cases, batches, points, prefills, decodes, strict=True)
+    ]
+
+
+def _joined(
+    found: Setup, tp: int, case: tuple[int, int, int], batch: Batch, points: np.ndarray, prefill: StepTime, decode: StepTime
+) -> Outcome:
+    """As `predict` adds up a batch."""
+    decode_s = step_s = NOTHING
+    if len(points):
+        host = _decode_host(found.engine.host, found.config)
+        decode_s = _total(decode, step_weights(points)) + host.per(1.0 / batch.num_decode_steps)
+        step_s = _median_step(points, decode) + host
+    return Outcome(
+        gpu=found.gpu.id, tp=tp, num_gpus=tp, batch=case[0], isl=case[1], osl=case[2],
+        output_tokens=case[0] * case[2], decode_steps=batch.num_decode_steps, decode_step_s=step_s, decode_s=decode_s,
+        prefill_s=_total(prefill, np.ones(1)) + _prefill_host(found.engine.host, found.config, prefill), memory=found.memory(batch),
+        basis=BASES[max(BASES.index(prefill.basis), BASES.index(decode.basis))],
+    )  # fmt: skip
+
+
+def outcome_of(found: Prediction) -> Outcome:
+    times = {name: getattr(found, name) for name in ("prefill_s", "decode_step_s", "decode_s", "decode_steps", "memory", "basis")}
+    return Outcome(
+        gpu=found.gpu.id, tp=found.tp, num_gpus=found.tp * int(found.inputs.get("pp") or 1), batch=found.batch.num_requests,
+        isl=found.inputs.get("isl"), osl=found.inputs.get("osl"), output_tokens=sum(found.batch.output_tokens), **times,
+    )  # fmt: skip
+
+
+# ---- steps of many batches ---------------------------------------------------------------------------------------
+
+
+def _priced(found: Setup, phase: str, cases: list[list[Lengths]], price: Price) -> list[StepTime]:
+    """The steps of every case, priced in as few calls as the engine's kernels allow."""
+    times = [StepTime(calls=(), median_s=np.zeros(0), low_s=np.zeros(0), high_s=np.zeros(0), basis=BASES[0])] * len(cases)
+    order = sorted((place for place, steps in enumerate(cases) if steps), key=lambda place: _size(cases[place]))
+
+    @cache
+    def kernels(rank: int) -> object:
+        return _signature(found.step(_tokens(phase, cases[order[rank]])))
+
+    for start, stop in _alike(kernels, 0, len(order)):
+        for run in _chunks([order[rank] for rank in range(start, stop)], cases):
+            steps = [lengths for place in run for lengths in cases[place]]
+            whole, ranks = _price_steps(found.step(_tokens(phase, steps)), found, price)
+            ends = list(accumulate(len(cases[place]) for place in run))
+            for place, end in zip(run, ends, strict=True):
+                mine = slice(end - len(cases[place]), end)
+                arrays = {name: getattr(whole, name)[mine] for name in ("median_s", "low_s", "high_s")}
+                times[place] = StepTime(calls=(), basis=BASES[int(ranks[mine].max())], **arrays)
+    return times
+
+
+def _size(steps: list[Lengths]) -> tuple[int, int]:
+    requests, queries, contexts = steps[-1]
+    return requests * queries, contexts
+
+
+def _tokens(phase: str, steps: list[Lengths]) -> Tokens:
+    """Batches of one length share its numbers: the longest is filled in once, the others are views of it."""
+    longest = max(requests for requests, _, _ in steps)
+    filled = {length: np.full(longest, length) for length in {length for step in steps for length in step[1:]}}
+    q_lens, kv_lens = (tuple(filled[step[place]][: step[0]] for step in steps) for place in (1, 2))
+    return Tokens(phase, q_lens, kv_lens)
+
+
+def _alike(kernels: Callable[[int], object], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Runs of sizes whose smallest and largest member run the same kernels."""
+    if start >= stop:
+        return
+    if kernels(start) == kernels(stop - 1):
+        yield start, stop
+    else:
+        middle = (start + stop) // 2
+        yield from _alike(kernels, start, middle)
+        yield from _alike(kernels, middle, stop)
+
+
+def _chunks(run: list[int], cases: list[list[Lengths]]) -> Iterator[list[int]]:
+    chunk, held = list[int](), 0
+    for place in run:
+        if chunk and held + len(cases[place]) > MOST_STEPS:
+            yield chunk
+            chunk, held = [], 0
+        chunk.append(place)
+        held += len(cases[place])
+    if chunk:
+        yield chunk
+
+
+def _signature(step: Step) -> tuple[object, ...]:
+    """Everything about a step's kernels that is no size."""
+    return tuple((call.name, call.count, *_kind(call)) for call in step.calls)
+
+
+def _kind(call: KernelCall) -> tuple[object, ...]:
+    values = ((entry.name, getattr(call.kernel, entry.name)) for entry in fields(call.kernel))
+    return (
+        type(call.kernel),
+        tuple(conditions(call).items()),
+        tuple((name, _hashable(value)) for name, value in values if not _is_number(value)),
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, np.ndarray | np.integer | int | float) and not isinstance(value, bool)
+
+
+def _hashable(value: object) -> object:
+    return value if isinstance(value, str | bool | None) else repr(value)
+
+
+def _price_steps(step: Step, found: Setup, price: Price) -> tuple[StepTime, np.ndarray]:
+    """The steps end to end, and for each the place of its basis in BASES."""
+    groups: dict[object, list[int]] = {}
+    for place, call in enumerate(step.calls):
+        groups.setdefault(_kind(call), []).append(place)
+    times, rank = dict[int, CallTime](), np.zeros(step.num_steps, dtype=np.int64)
+    for places in groups.values():
+        calls = [step.calls[place] for place in places]
+        first = calls[0].kernel
+        names = [entry.name for entry in fields(first) if _is_number(getattr(first, entry.name))]
+        tables, wheres = zip(*(_distinct([getattr(call.kernel, name) for name in names], step.num_steps) for call in calls), strict=True)
+        others = {entry.name: getattr(first, entry.name) for entry in fields(first) if entry.name not in names}
+        kernel = type(first)(**others, **dict(zip(names, np.concatenate(tables, axis=1), strict=True)))
+        predicted = price(kernel, found.gpu, **conditions(calls[0]))
+        ranks = np.array([BASES.index(str(basis)) for basis in predicted.basis])
+        starts = accumulate((table.shape[1] for table in tables), initial=0)
+        for place, call, where, start in zip(places, calls, wheres, starts, strict=False):
+            rows = start + where
+            values = {name: call.count * getattr(predicted, name)[rows] for name in ("median_s", "low_s", "high_s", "bound_s")}
+            times[place] = CallTime(call=call, bound_by="", basis=BASES[int(ranks[rows].max())], **values)
+            rank = np.maximum(rank, ranks[rows])
+    return joined(step, tuple(times[place] for place in range(len(step.calls)))), rank
+
+
+def _distinct(values: list[Any], num_steps: int) -> tuple[Floats, np.ndarray]:
+    """The distinct combinations as columns (fields, D), and for each step which one it is."""
+    code = np.zeros(num_steps, dtype=np.int64)
+    for value in values:
+        if np.ndim(value):
+            known, where = np.unique(value, return_inverse=True)
+            code = code * len(known) + where
+    _, first, where = np.unique(code, return_index=True, return_inverse=True)
+    columns = [np.broadcast_to(np.asarray(value, dtype=np.float64), num_steps)[first] for value in values]
+    return np.stack(columns), where
+
+
+# ---- what outcomes are compared by -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure of an outcome; the words and the unit that a reader sees."""
+
+    name: str
+    words: str
+    unit: str  # "s": times, told in the unit that suits them
+    more_is_better: bool
+
+    def of(self, outcome: Outcome) -> Interval:
+        found: Interval = getattr(outcome, self.name)
+        return found
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("output_tokens_per_s_per_gpu", "output tokens per second and GPU", "tokens/s/GPU", True),
+        Metric("output_tokens_per_s", "output tokens per second", "tokens/s", True),
+        Metric("output_tokens_per_s_per_user", "tokens per second that one request sees", "tokens/s/user", True),
+        Metric("ttft_s", "time to first token", "s", False),
+        Metric("prefill_s", "prefill", "s", False),
+        Metric("tpot_s", "time per output token", "s", False),
+        Metric("decode_step_s", "decode step", "s", False),
+        Metric("total_s", "total time", "s", False),
+    )
+}

@@ -1,0 +1,1 @@
+"""Many configurations side by side, and which of them is best."""

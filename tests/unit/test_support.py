@@ -1,0 +1,81 @@
+"""`tilecast support`: what it says of a kernel is what the artifact's index and the prediction say."""
+
+import json
+
+import pytest
+
+from tilecast.diagnosis.support import by_basis, support
+from tilecast.engines.predict import predict
+from tilecast.learning.correction import load
+from tilecast.learning.manifests import FOLDER
+
+ASKED = {"batch": 8, "isl": 512, "osl": 32}
+
+
+@pytest.fixture(scope="module", params=[("h100-sxm", 2), ("rtx-6000-ada", 1), ("mi300x", 1)], ids=lambda param: param[0])
+def found(request):
+    gpu, tp = request.param
+    return predict("Qwen/Qwen3-8B", gpu, tp=tp, **ASKED)
+
+
+def test_shares_are_all_of_the_time(found):
+    entries = support(found)
+    assert sum(entry.share_fraction for entry in entries) == pytest.approx(1.0)
+    assert sum(by_basis(entries).values()) == pytest.approx(1.0)
+    assert {name for entry in entries for name in entry.parts} == {part.name for part in found.breakdown}
+
+
+def test_rows_sources_and_errors_are_those_of_the_manifests(found):
+    for entry in support(found):
+        path = FOLDER / f"{entry.family}.json"
+        if entry.basis == "analytic":
+            assert (entry.rows, entry.sources, entry.mean_error_percent) == (0, (), None)
+            continue
+        manifest = json.loads(path.read_text())
+        assert set(entry.sources) == {source["name"] for source in manifest["sources"]}
+        rows = manifest["rows_per_gpu"][entry.data_gpu] if entry.data_gpu else manifest["num_rows"]
+        assert entry.rows == rows > 0
+        scores = manifest["scores"][entry.basis.replace("extrapolated-shape", "interpolated")]
+        assert min(scores.values()) <= entry.mean_error_percent <= max(scores.values())
+
+
+def test_the_basis_follows_from_whose_data_it_is(found):
+    for entry in support(found):
+        if entry.basis in ("interpolated", "extrapolated-shape"):
+            assert entry.data_gpu == found.gpu.id
+        elif entry.data_gpu is not None:
+            assert entry.basis == "unseen-gpu" and entry.data_gpu != found.gpu.id
+        if entry.data_gpu is not None:
+            measured = load(entry.family).measured[entry.data_gpu]
+            assert list(entry.engines) == measured[entry.kernel]
+
+
+def test_a_sibling_stands_in():
+    products = next(entry for entry in support(predict("Qwen/Qwen3-8B", "rtx-6000-ada", **ASKED)) if entry.family == "gemm")
+    assert (products.data_gpu, products.basis) == ("l40s", "unseen-gpu")
+
+
+def test_the_command_says_it_in_a_sentence_a_table_and_json(tilecast):
+    shown = tilecast("support", "Qwen/Qwen3-8B", "--gpu", "h100-sxm")
+    assert shown.code == 0
+    assert shown.out.splitlines()[0].endswith("% is physics alone.")
+    answer = tilecast("support", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--json").json
+    assert answer["schema"] == "tilecast.support/1"
+    assert answer["kernels"][0]["family"] == "gemm" and answer["kernels"][0]["rows"] > 100_000
+    assert f"{answer['kernels'][0]['rows']:,}" in shown.out
+    assert all(f"{source['rows']:,}" in shown.out for sources in answer["sources"].values() for source in sources)
+    assert len(tilecast("support", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--csv").out.splitlines()) == 1 + len(answer["kernels"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("Qwen/Qwen3-8B", "--gpu", "h1oo"), "unknown GPU 'h1oo'"),
+        (("Qwen/Qwen9-8B", "--gpu", "h100-sxm"), "unknown model"),
+        (("Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--tp", "3"), "tp = 3 does not divide"),
+    ],
+)
+def test_wrong_input_is_one_sentence(tilecast, arguments, message):
+    shown = tilecast("support", *arguments)
+    assert (shown.code, shown.out) == (2, "")
+    assert message in shown.err and len(shown.err.splitlines()) == 1
