@@ -98,7 +98,7 @@ def test_vllms_triton_packs_a_group_into_16_rows_where_sglangs_takes_heads_one_b
 def test_tasks_in_order_of_numbers_end_later_than_longest_first():
     # 320 causal tiles of 128 x 64 on 142 SMs: FlashInfer numbers the short ones of a request first, so its last tasks are the longest.
     tasks = AttentionPrefill(batch=4, q_len=10240, num_heads=1, identity="flashinfer_fa2", split=1).tasks(L40S, COLD)
-    total, longest = 4 * sum(2 * (tile + 1) for tile in range(80)), 160  # visits: a tile of 128 queries sees 2 more key tiles than the last
+    total, longest = 4 * sum(2 * (tile + 1) for tile in range(80)), 160  # each tile visits 2 more than the last
     assert tasks.num_tasks.item() == 320
     assert tasks.busiest_tasks.item() == pytest.approx((total / 142 + 0.75 * longest) / (total / 320))
 
