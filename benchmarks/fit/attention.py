@@ -1,7 +1,8 @@
 """Refit constants/attention.toml: `python -m benchmarks.fit.attention [--rows N] [--rounds N] [--write]`.
 
-Training shapes only, newest engine versions, a seeded sample of each (GPU, engine); the loss is the published score of prefill plus decode:
-the mean over (GPU, engine) of the mean absolute relative error. Coordinate descent on the logarithms, for the loss is not smooth.
+Training shapes only, newest engine versions, a seeded sample of each slice (GPU, engine, formats); the loss is the published score of
+prefill plus decode: the mean over slices of the mean absolute relative error. Coordinate descent on the logarithms, for the loss is not
+smooth.
 """
 
 import argparse
@@ -23,8 +24,8 @@ from tilecast.kernels.attention_loops import AttentionConstants, attention_const
 
 FAMILIES = {"attention_prefill": AttentionPrefill, "attention_decode": AttentionDecode}
 SHAPE = ("batch", "q_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "causal")
-SLICE = ("gpu", "engine")
-LAUNCH = ("gpu", "engine", "identity", "dtype", "cache", "timer")
+SLICE = ("gpu", "engine", "dtype", "kv_dtype")
+LAUNCH = (*SLICE, "identity", "cache", "timer")
 STEPS = (0.25, -0.25, 0.1, -0.1, 0.03, -0.03)
 LEFT_OUT = ("arc-b60",)  # its kernels are not those of this catalogue's identities
 SEED = 0
@@ -34,7 +35,7 @@ SEED = 0
 class Launches:
     """Rows that one kernel record can hold."""
 
-    slice: tuple[str, str]
+    slice: tuple[str, ...]
     kernel: Any
     gpu: hardware.GpuSpec
     protocol: Protocol
@@ -45,18 +46,20 @@ def launches(family: str, rows_per_slice: int) -> Iterator[Launches]:
     train, _, _ = splits.by_shape(splits.newest(store.rows(family, ["aiconfigurator"])), family)
     train = train.with_columns(pl.col(pl.Categorical).cast(pl.String)).filter(~pl.col("gpu").is_in(LEFT_OUT) & pl.col("q_lens").is_null())
     train = train.filter(pl.int_range(pl.len()).shuffle(seed=SEED).over(SLICE) < rows_per_slice)
-    for (gpu, engine, identity, dtype, cache, timer), rows in train.group_by(LAUNCH, maintain_order=True):
+    for (gpu, engine, dtype, kv_dtype, identity, cache, timer), rows in train.group_by(LAUNCH, maintain_order=True):
         shape: dict[str, Any] = {name: rows[name].to_numpy() for name in SHAPE} | {
             name: rows[name].to_list() for name in ("window", "kv_dtype")
         }
         kernel = FAMILIES[family](**shape, dtype=str(dtype), identity=None if identity is None else str(identity), engine=str(engine))
         protocol = Protocol(timer=str(timer), cache=str(cache))
-        yield Launches((str(gpu), str(engine)), kernel, hardware.gpu(str(gpu)), protocol, rows["latency_s"].to_numpy())
+        yield Launches(
+            (str(gpu), str(engine), str(dtype), str(kv_dtype)), kernel, hardware.gpu(str(gpu)), protocol, rows["latency_s"].to_numpy()
+        )
 
 
 def score(all_launches: list[Launches]) -> float:
     """Percent: the mean over slices of each one's mean absolute relative error."""
-    errors: dict[tuple[str, str], list[np.ndarray]] = {}
+    errors: dict[tuple[str, ...], list[np.ndarray]] = {}
     for entry in all_launches:
         predicted = analyse(entry.kernel.tasks(entry.gpu, entry.protocol), entry.gpu, entry.protocol).analytic_s
         errors.setdefault(entry.slice, []).append(np.abs(predicted / entry.measured_s - 1.0))
@@ -102,7 +105,7 @@ def write(constants: AttentionConstants) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=300, help="training rows of each (GPU, engine)")
+    parser.add_argument("--rows", type=int, default=300, help="training rows of each slice")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--write", action="store_true", help="put the result into constants/attention.toml")
     asked = parser.parse_args()

@@ -39,6 +39,7 @@ def launches(draw):
     q = 1 if decode else draw(st.integers(1, kv))
     shape = {"batch": draw(st.integers(1, 64)), "q_len": q, "kv_len": kv, **draw(heads), "head_dim": draw(dims)}
     shape |= {"window": draw(windows), "identity": draw(identities), "causal": draw(st.booleans()), "split": draw(st.integers(1, 4))}
+    shape |= {"engine": draw(st.sampled_from([None, "sglang", "vllm", "trtllm"]))}
     return (AttentionDecode if decode else AttentionPrefill), shape, draw(gpus), draw(protocols)
 
 

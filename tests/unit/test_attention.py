@@ -78,6 +78,31 @@ def test_graph_timer_includes_the_operators_small_kernels():
     assert seconds(kernel, protocol=Protocol(timer="graph")) > seconds(kernel)
 
 
+def test_an_engines_operator_counts_under_the_graph_timer_alone():
+    shape = {"q_len": 512, "num_heads": 32, "num_kv_heads": 8, "identity": "trtllm"}
+    times = [
+        [seconds(AttentionPrefill(**shape, engine=engine), B200, Protocol(timer=timer)).item() for engine in ("sglang", "trtllm")]
+        for timer in ("graph", "profiler")
+    ]
+    assert times[0][1] > times[0][0]  # TensorRT-LLM's lays out queries, keys and values first
+    assert times[1][1] == times[1][0]
+
+
+def test_vllms_triton_packs_a_group_into_16_rows_where_sglangs_takes_heads_one_by_one():
+    # 64 tokens x 8 heads of one KV head. vLLM: 512 packed rows / 16 = 32 tasks. SGLang on sm_89: one tile of 64 for each of 8 heads.
+    for engine, num_tasks in (("vllm", 32), ("sglang", 8)):
+        kernel = AttentionPrefill(q_len=64, num_heads=8, num_kv_heads=1, identity="triton", engine=engine)
+        assert kernel.tasks(L40S, COLD).num_tasks.item() == num_tasks
+
+
+def test_tasks_in_order_of_numbers_end_later_than_longest_first():
+    # 320 causal tiles of 128 x 64 on 142 SMs: FlashInfer numbers the short ones of a request first, so its last tasks are the longest.
+    tasks = AttentionPrefill(batch=4, q_len=10240, num_heads=1, identity="flashinfer_fa2", split=1).tasks(L40S, COLD)
+    total, longest = 4 * sum(2 * (tile + 1) for tile in range(80)), 160  # each tile visits 2 more than the last
+    assert tasks.num_tasks.item() == 320
+    assert tasks.busiest_tasks.item() == pytest.approx((total / 142 + 0.75 * longest) / (total / 320))
+
+
 def test_unfused_moves_the_score_matrix():
     fused = AttentionPrefill(q_len=4096, num_heads=32, causal=False)
     unfused = AttentionPrefill(q_len=4096, num_heads=32, causal=False, identity="unfused")

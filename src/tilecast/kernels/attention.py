@@ -35,11 +35,12 @@ from tilecast.kernels.base import sizes
 from tilecast.kernels.requests import Requests, checked_lengths, ragged, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
-MASK_FLOP = 128.0  # vector work per score of a tile that only its mask shows to lie before the window: positions, bounds, a reduction
 SIMT_FLOP = 7.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
 EDGE_BYTES_PER_CLOCK = 16.0  # queries into and results out of an SM at the edges of a task, when nothing else keeps its port busy
 DEFAULT_ENGINE = "sglang"
+# Not facts: chosen by hand on training shapes, beside the fitted constants.
 IN_ORDER_TAIL = 0.75  # of the longest task, that a launch in order of numbers ends later than the mean SM: its last tasks are the longest
+MASK_FLOP = 128.0  # vector work per score of a tile that only its mask shows to lie before the window
 
 # ---- what is asked -----------------------------------------------------------------------------------------------
 

@@ -16,16 +16,20 @@ IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm",
 LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
 FEWEST_ROWS = 64.0  # a tensor-memory instruction takes as long for fewer: its other operand crosses shared memory whole
-ROWS_OF_WARPS = 64.0  # Triton's matrix time grows below so many rows: each warp waits for its own last product before the next
-TENSOR_MEMORY = 3.0  # tiles whose products hide the softmax of another where tensor memory holds all of them: less is exposed
-FP8_FALLBACK = 3.0  # TensorRT-LLM's fp8 FMHA before Hopper exists for heads of 128 and 192; others lose the rate, and tile worse
-FLASHINFER_TENSOR_GROUP = 4  # query heads of a KV head from which SGLang sends decode to the prefill kernel; an fp8 cache always
-XQA_STARTS = 2.5  # its tasks begin with their own layout of queries and barriers
-XQA_ROWS = 2.0  # matrix time with 16 rows over that of full tiles
 POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)
-UNALIGNED = 2.0  # Triton's matrix time where head dimensions are no multiple of 16: its loads fall back to single elements
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
+
+# Not facts: chosen by hand on training shapes, beside the fitted constants; the causes are supposed, and new hardware may differ.
+TENSOR_MEMORY = 3.0  # less of the softmax is exposed by so much where tensor memory holds the scores of two tiles
+FP8_FALLBACK = 3.0  # matrix time where TensorRT-LLM has no fp8 FMHA (before Hopper: heads other than 128 and 192)
+XQA_STARTS = 2.5  # starts of its tasks over common ones
+FLASHINFER_FP8_STARTS = 3.0  # of its decode tasks over an fp8 cache
+FA4_STARTS = 2.4
+SPILLS = 2.5  # Triton's matrix time on Hopper for heads of 256 and more: perhaps registers overflow
+UNALIGNED = 2.0  # ... and that of TensorRT-LLM on Blackwell, where head dimensions are no multiple of 16
+ROWS_OF_WARPS = 64.0  # ... which grows below so many rows
+BULK_WAITS = 0.5  # latencies that a step along the keys waits for with many copies in flight; 1 with few
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ class Loop:
     packs: Any  # query heads that share a KV head fill one tile
     exposed: float  # share of the softmax that the tensor cores wait for
     copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
-    waits: float = 0.5  # latencies of a load that a step along the keys waits for: fewer the more copies are in flight
+    waits: float = BULK_WAITS  # latencies of a load that a step along the keys waits for: fewer the more copies are in flight
     widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
     masks_skipped: bool = False  # finds out that a tile lies before the window by masking it
     resident: Floats | int = 1  # tasks an SM holds
@@ -68,7 +72,7 @@ class Loop:
     built_dims: tuple[float, ...] = ()  # head dimensions the kernel exists for; others are padded to them, or to multiples of 16
     widening_bytes: Floats | float = 0.0  # per cached element, where a narrow cache is first rewritten in 16 bits and read again
     is_simt: Any = False  # vector units do the matrix work
-    num_helpers: Floats | float = 1.0
+    num_helpers: Floats | float = 1.0  # small kernels of the operator, as training shapes show them; a half is one shorter than most
     mostly_reads: bool = True  # a long cache against few queries: DRAM does not turn around between reads and writes
     writes_cache: Floats | float = 1.0  # 0 for encoders: new keys and values are attended to where they are
     written_rows: Floats | float = 1.0  # head vectors that a token's key and value are, to the kernel that writes them
@@ -116,7 +120,7 @@ class Setting:
 
     @property
     def padded_values(self) -> Any:
-        """SGLang rewrites values of 128 for heads of 192, which no library takes as they are: small kernels of its operator."""
+        """SGLang's operator takes two small kernels longer with heads of 192, as if it padded narrower values."""
         return np.where((self.dim == 192) & (self.engine == "sglang"), 2.0, 0.0)
 
     @property
@@ -143,7 +147,7 @@ class Setting:
         if self.style == "sync":
             return self.by_warps
         exposed = self.using.exposed / (1.0 if self.style == "wgmma" else TENSOR_MEMORY)
-        return self.by_warps | {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK, "waits": 0.5, "widens": False}
+        return self.by_warps | {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK, "waits": BULK_WAITS, "widens": False}
 
 
 def _flashinfer_fa2(of: Setting) -> Loop:
@@ -154,7 +158,7 @@ def _flashinfer_fa2(of: Setting) -> Loop:
         packs=True,
         in_order=True,
         resident=2,
-        starts=np.where(of.is_narrow, 3.0, np.where(of.group >= FLASHINFER_TENSOR_GROUP, 2.0, 1.0)) if of.decode else 1.0,
+        starts=np.where(of.decode & of.is_narrow, FLASHINFER_FP8_STARTS, 1.0),
         matrix_factor=of.legacy,
         num_helpers=of.has_cache * (1.0 if of.decode else 0.0) + np.where(of.is_quantised, 1.0, 0.0),
         **of.by_warps,
@@ -192,7 +196,7 @@ def _fa3(of: Setting) -> Loop:
         packs=True,
         built_dims=FLASH_DIMS,
         num_helpers=(1.0 + (of.engine == "vllm") if of.decode else 1.0 + of.has_cache)
-        + np.where(of.is_quantised, 1.0, 0.0) * of.has_cache
+        + np.where(of.is_quantised & (of.engine != "vllm"), 1.0, 0.0) * of.has_cache
         + of.padded_values,
         copies_queries=of.is_quantised,
         **of.native,
@@ -202,7 +206,7 @@ def _fa3(of: Setting) -> Loop:
 def _fa4(of: Setting) -> Loop:
     """Two tiles of 128 queries in turns, where tensor memory holds their scores."""
     return (
-        replace(_fa3(of), tile_q=np.full_like(of.dim, 256.0), num_helpers=of.has_cache, built_dims=())
+        replace(_fa3(of), tile_q=np.full_like(of.dim, 256.0), starts=FA4_STARTS, num_helpers=of.has_cache, built_dims=())
         if of.style == "tcgen05"
         else _fa3(of)
     )
@@ -244,10 +248,12 @@ def _trtllm_prefill(of: Setting) -> Loop:
 def _trtllm_generated(of: Setting) -> Loop:
     """Two tiles of 128 queries of one head in turns; one where the head is too wide for two accumulators."""
     few = _trtllm_decode(of)
+    is_unfit = ~of.one_query & (of.dim % 16 > 0)  # no generated kernel: the tiles and instructions of FMHA before Hopper
     return replace(
         few,
-        tile_q=np.where(of.one_query, few.tile_q, by_dim(of.dim, (192, 256), otherwise=128)),
-        matrix_factor=np.where(of.one_query, few.matrix_factor, 1.0),
+        tile_q=np.where(of.one_query, few.tile_q, np.where(is_unfit, 64.0, by_dim(of.dim, (192, 256), otherwise=128))),
+        tile_kv=np.where(is_unfit, 32.0, few.tile_kv),
+        matrix_factor=np.where(of.one_query, few.matrix_factor, np.where(is_unfit, of.legacy * UNALIGNED, 1.0)),
         packs=few.packs & of.one_query,
         is_simt=few.is_simt & of.one_query,
         most_splits=np.where(of.one_query, np.inf, 1.0),
@@ -269,7 +275,7 @@ def _trtllm_decode(of: Setting) -> Loop:
     rows = np.where(is_alone, 1.0, ceil_div(of.group, step) * step)
     return Loop(
         tile_q=rows,
-        matrix_factor=np.maximum(1.0, FEWEST_ROWS / rows) if is_new else XQA_ROWS,
+        matrix_factor=np.maximum(1.0, FEWEST_ROWS / rows) if is_new else 1.0,
         tile_kv=by_dim(of.dim, (128, 128), otherwise=64),
         packs=~is_alone,
         resident=np.where(is_alone, 2.0, 1.0),
@@ -298,7 +304,7 @@ def _triton(of: Setting) -> Loop:
         tile_kv = np.where(of.one_query, by_dim(of.dim, (256, 64), otherwise=32), np.where(is_encoder, side, extend_kv))
         packs = of.one_query
     few_rows = 1.0 if of.engine == "vllm" else np.clip(ROWS_OF_WARPS / tile_q, 1.0, 4.0)
-    few_warps = np.where(is_encoder & (of.dim <= 64) & (tile_q >= 128), 1.4, 1.0)  # four warps for a tile that wants eight
+    spills = np.where((of.style == "wgmma") & (of.dim >= 256) & ~of.one_query, SPILLS, 1.0)
     return Loop(
         tile_q=tile_q,
         tile_kv=tile_kv,
@@ -308,9 +314,9 @@ def _triton(of: Setting) -> Loop:
         most_splits=np.where(of.one_query, 8.0, 1.0),
         built_dims=POWERS,
         masks_skipped=not of.decode and of.engine != "vllm",
-        matrix_factor=of.legacy * of.using.plain_loop * np.where(of.dim % 16 > 0, UNALIGNED, few_warps) * few_rows,
+        matrix_factor=of.legacy * of.using.plain_loop * np.where(of.dim % 16 > 0, UNALIGNED, 1.0) * few_rows * spills,
         num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0) + of.padded_values,
-        **of.by_warps | {"waits": 4.0},
+        **of.by_warps,
     )
 
 

@@ -138,8 +138,8 @@ def _mla_bmm(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
 def _attention_labels(family: str, at: Coordinates) -> dict[str, str]:
     """What a label means there: some only say whose library it is.
 
-    On data-centre Blackwell FlashInfer sends TensorRT-LLM's calls to that library's own kernels, and SGLang's prefill to a CUTLASS one that
-    has no word here. FA3 has an Ampere build, which SGLang uses; vLLM does not.
+    Inferred from how training times step with sizes, not told by the source: on data-centre Blackwell FlashInfer sends TensorRT-LLM's calls
+    to that library's own kernels, and SGLang's prefill to one that has no word here; on A100 SGLang's tiles are those of FA3 for Ampere.
     """
     is_new = at.gpu in DATA_CENTRE_BLACKWELL
     labels = dict(ATTENTION_IDENTITY)
