@@ -13,11 +13,12 @@ from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
 
 IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm", "triton", "unfused")
-LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
+# Of the tensor peak, for kernels that issue mma.sync: what microbenchmarks found on H100, and A100's 2048 of B200's 8192 FLOP per clock.
+LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
 FEWEST_ROWS = 64.0  # a tensor-memory instruction takes as long for fewer: its other operand crosses shared memory whole
-POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
-FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)
+POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)  # Triton's blocks
+FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)  # head dimensions that FlashAttention is built for
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
 ROWS_OF_WARPS = 64.0  # four warps of 16 rows, what mma.sync and wgmma take: Triton's warps repeat each other's work below
 VECTOR_ELEMENTS = 8.0  # 16-bit ones of a thread's widest copy; Triton copies them singly where a stride is no multiple of 16
