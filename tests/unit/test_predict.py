@@ -204,7 +204,7 @@ def test_a_sum_is_as_weak_as_its_weakest_part():
         (("Qwen/Qwen2.5-14B", *ASKED, "--tp", 3), "tp = 3 does not divide the attention heads"),
         (("Qwen/Qwen3-32B", *ASKED, "--tp", 16), "tp = 16 is more GPUs than dgx-h100 has: 8"),
         (("Qwen/Qwen3-8B", *ASKED, "--tp", 0), "tp = 0"),
-        (("Qwen/Qwen3-8B", *ASKED, "--engine", "vllm"), "vllm is not supported yet"),
+        (("Qwen/Qwen3-8B", *ASKED, "--engine", "tgi"), "unknown engine 'tgi'"),
         (("Qwen/Qwen3-8B", *ASKED, "--engine", "sgl"), "did you mean sglang"),
         (("Qwen/Qwen3-8B", *ASKED, "--pp", 40), "pp = 40 is more stages than Qwen/Qwen3-8B has layers: 36"),
         (("Qwen/Qwen3-8B", *ASKED, "--ep", 2), "ep = 2 must divide tp = 1"),

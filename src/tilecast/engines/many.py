@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tilecast.engines.fit import most_tokens
 from tilecast.engines.predict import (
     NOTHING,
     Interval,
@@ -105,9 +106,16 @@ def outcomes(
     True
     """
     options = {name: value for name, value in options.items() if value not in (None, False, 1)}  # those ask for nothing
-    if set(options) - {"engine", "node", "kv_dtype", "overrides"}:
+    if set(options) - {"engine", "engine_settings", "node", "kv_dtype", "overrides"}:
         return [outcome_of(predict(model, gpu, tp=tp, batch=b, isl=i, osl=o, price=price, **options)) for b, i, o in cases]
     found = set_up(model, gpu, tp=tp, **options)
+    longest = most_tokens(found.engine, found.gpu)
+    if any(b * i > longest for b, i, _ in cases):  # prefilled in several passes
+        short = iter(outcomes(model, gpu, [case for case in cases if case[0] * case[1] <= longest], tp=tp, price=price, **options))
+        return [
+            next(short) if b * i <= longest else outcome_of(predict(model, gpu, tp=tp, batch=b, isl=i, osl=o, price=price, **options))
+            for b, i, o in cases
+        ]
     batches = [Batch.uniform(*case) for case in cases]
     points = [evaluated_steps((osl,)) for _, _, osl in cases]
     prefills = _priced(found, "prefill", [[(batch, isl, isl)] for batch, isl, _ in cases], price)
@@ -124,6 +132,7 @@ def _joined(
 ) -> Outcome:
     """As `predict` adds up a batch."""
     decode_s = step_s = NOTHING
+    host_prefill = _prefill_host(found.engine.host, found.config, prefill, np.ones(1))
     if len(points):
         host = _decode_host(found.engine.host, found.config)
         decode_s = _total(decode, step_weights(points)) + host.per(1.0 / batch.num_decode_steps)
@@ -131,7 +140,7 @@ def _joined(
     return Outcome(
         gpu=found.gpu.id, tp=tp, num_gpus=tp, batch=case[0], isl=case[1], osl=case[2],
         output_tokens=case[0] * case[2], decode_steps=batch.num_decode_steps, decode_step_s=step_s, decode_s=decode_s,
-        prefill_s=_total(prefill, np.ones(1)) + _prefill_host(found.engine.host, found.config, prefill), memory=found.memory(batch),
+        prefill_s=_total(prefill, np.ones(1)) + host_prefill, memory=found.memory(batch),
         basis=BASES[max(BASES.index(prefill.basis), BASES.index(decode.basis))],
     )  # fmt: skip
 
