@@ -216,7 +216,7 @@ def test_a_sum_is_as_weak_as_its_weakest_part():
         (("google-bert/bert-base-uncased", *ASKED), "is an encoder"),
         (("deepseek-ai/DeepSeek-V3.2", *ASKED), "sparse attention cannot be modelled yet; the nearest family is deepseek"),
         (("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", *ASKED), "state-space"),
-        (("Qwen/Qwen3-8B", *ASKED, "--concurrency", 8), "--concurrency 8 is not supported yet"),
+        (("Qwen/Qwen3-8B", *ASKED, "--concurrency", 0), "concurrency = 0 must be a whole number from 1"),
         (("Qwen/Qwen3-8B", *ASKED, "--kv-dtype", "fp5"), "fp5"),
         (("Qwen/Qwen3-8B", *ASKED, "--node", "dgx-h1000"), "unknown node"),
         (("Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--batch", 0, "--isl", 64, "--osl", 8), "batch = 0"),

@@ -44,7 +44,7 @@ def cases() -> pl.DataFrame:
         *("metric", "gpu", "engine", "engine_version", "model", "mode", "dtype"),
         architecture.alias("architecture"),
         pl.when(architecture.is_in(DENSE)).then(pl.lit("dense")).otherwise(pl.lit("moe")).alias("model_class"),
-        *("isl", "osl", "concurrency", "tp", "attention_dp", "measured"),
+        *("isl", "osl", "concurrency", "batch", "tp", "attention_dp", "moe_tp", "moe_ep", "measured"),
     )
 
 

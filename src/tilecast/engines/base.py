@@ -35,6 +35,7 @@ class Host:
     prefill_layer_s: float
     request_s: float
     first_token_s: float
+    prompt_token_s: float
     spread_fraction: float
     reserved_bytes: float
 
@@ -126,9 +127,10 @@ def with_settings(found: Engine, settings: Mapping[str, object]) -> Engine:
             value = float(str(raw))
         except ValueError:
             value = float("nan")
-        if not 0 <= value < float("inf") or (isinstance(before, int) and value != int(value)):
+        least = 1 if isinstance(before, int) and before > 1 else 0
+        if not least <= value < float("inf") or (isinstance(before, int) and value != int(value)):
             kind = "a whole number" if isinstance(before, int) else "a number"
-            raise InvalidInput(f"{asked} = {raw} must be {kind} of at least 0")
+            raise InvalidInput(f"{asked} = {raw} must be {kind} of at least {least}")
         changed[name] = int(value) if isinstance(before, int) else value
     return replace(found, settings=changed)
 

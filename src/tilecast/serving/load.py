@@ -18,7 +18,7 @@ from tilecast.predictors import predict_kernel
 from tilecast.serving.costs import SIDES, Costs, costs
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule
-from tilecast.workloads.aggregate import Price
+from tilecast.workloads.aggregate import BASES, Price
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import Memory
 from tilecast.workloads.model import ModelConfig
@@ -56,9 +56,9 @@ def run_load(
 ) -> Load:
     """`users` of one scheduler. Given `num_requests`, all of them count, the first burst too; else the steady state after it."""
     rounds = max(2, -(-FEWEST_MEASURED // users))
-    total = num_requests or (rounds + 2) * users
-    plan = schedule(policy, users, cycled(requests), total)
-    counted = slice(0, total) if num_requests else slice(users, total - users)
+    total = num_requests or (rounds + 3) * users
+    plan = schedule(policy, users, cycled(requests, 0 if num_requests else users), total)
+    counted = slice(0, total) if num_requests else slice(2 * users, total - users)
     cost = costs(found, plan, price)
     ends = np.concatenate([[0], np.cumsum(plan.steps)])
     host = found.engine.host
@@ -68,7 +68,8 @@ def run_load(
     for side in SIDES:
         clock = np.concatenate([[0.0], np.cumsum(cost.step_s(side) * plan.steps)])
         arrival, first, last = (np.interp(steps[counted], ends, clock) for steps in (plan.arrival, plan.first, plan.last))
-        extra = host.first_token_s * {"median_s": 1.0, "low_s": 1.0 - host.spread_fraction, "high_s": 1.0 + host.spread_fraction}[side]
+        spread = {"median_s": 0.0, "low_s": -host.spread_fraction, "high_s": host.spread_fraction}[side]
+        extra = (1.0 + spread) * (host.first_token_s + host.prompt_token_s * plan.input_tokens[counted])
         ttft[side] = first - arrival + extra
         latency[side] = last - arrival + extra
         tpot[side] = ((last - first)[several]) / (plan.output_tokens[counted][several] - 1)
@@ -309,28 +310,34 @@ def _most_at_once(policy: Policy, asked: Sequence[Lengths], users: int, groups: 
 def _parts(load: Load) -> list[Part]:
     """Every kernel's seconds per request, over the whole schedule."""
     plan, cost = load.plan, load.cost
-    steps = plan.steps.astype(np.float64)
+    steps, number = plan.steps.astype(np.float64), load.plan.num_requests
     whole = float((cost.step_s("median_s") * steps).sum())
-    parts = []
+    parts: dict[object, Part] = {}
     for curve in cost.curves:
         often = curve.per_knot(steps)
         for priced, mine in curve.pieces:
             weights = often[mine]
             for time in priced.calls:
+                call = time.call
                 total = Interval(*(float(weights @ getattr(time, side)) for side in SIDES))
-                parts.append(
-                    Part(
-                        phase=curve.phase, name=time.call.name, family=time.call.kernel.family, identity=time.call.kernel.identity,
-                        sizes=_sizes(time.call.kernel), launches_per_step=time.call.count, time=total.per(plan.num_requests),
-                        share_fraction=total.median / whole, bound_by=time.bound_by or "-",
-                        bound_s=float(weights @ time.bound_s) / plan.num_requests, basis=time.basis, call=time.call,
-                    )
+                key = (curve.phase, call.name, call.kernel.identity)
+                part = Part(
+                    phase=curve.phase, name=call.name, family=call.kernel.family, identity=call.kernel.identity, sizes=_sizes(call.kernel),
+                    launches_per_step=call.count, time=total.per(number), share_fraction=total.median / whole,
+                    bound_by=time.bound_by or "-", bound_s=float(weights @ time.bound_s) / number, basis=time.basis, call=call,
                 )  # fmt: skip
+                before = parts.get(key)
+                parts[key] = part if before is None else _added(before, part)
     host = Interval(*(float((cost.host_s[side] * steps).sum()) for side in SIDES))
-    parts.append(
-        Part(
-            phase="host", name="host", family="host", identity=None, sizes={}, launches_per_step=1, time=host.per(plan.num_requests),
-            share_fraction=host.median / whole, bound_by="host", bound_s=0.0, basis="analytic",
-        )
+    alone = Part(
+        phase="host", name="host", family="host", identity=None, sizes={}, launches_per_step=1, time=host.per(number),
+        share_fraction=host.median / whole, bound_by="host", bound_s=0.0, basis="analytic",
     )  # fmt: skip
-    return parts
+    return [*parts.values(), alone]
+
+
+def _added(one: Part, other: Part) -> Part:
+    """The same kernel in steps of other sizes."""
+    basis = max(one.basis, other.basis, key=BASES.index)
+    share = one.share_fraction + other.share_fraction
+    return replace(other, time=one.time + other.time, share_fraction=share, bound_s=one.bound_s + other.bound_s, basis=basis)

@@ -152,6 +152,15 @@ def schedule(policy: Policy, users: int, request: Callable[[int], Lengths], num_
     )  # fmt: skip
 
 
-def cycled(requests: Sequence[Lengths]) -> Callable[[int], Lengths]:
-    """Requests of a list in turn, from its start again when it ends."""
-    return lambda number: requests[number % len(requests)]
+def cycled(requests: Sequence[Lengths], users: int = 0) -> Callable[[int], Lengths]:
+    """Requests of a list in turn, from its start again when it ends.
+
+    With `users`, the first request of each is cut short, by another amount for every user: equal lengths would keep them in step for
+    ever, all waiting for their first token at once, which a load that has been running for a while never does.
+    """
+
+    def request(number: int) -> Lengths:
+        asked, given = requests[number % len(requests)]
+        return (asked, given) if number >= users else (asked, max(1, round(given * (number + 0.5) / users)))
+
+    return request
