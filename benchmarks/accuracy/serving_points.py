@@ -21,10 +21,12 @@ from tilecast.serving.policy import policy_of
 
 ROUNDS = 10  # requests of each user
 SHORTEST = 0.8  # of the nominal lengths
-# Of the other points neither is stated. Requests of a burst arrive one after the other, so an engine that takes prompts as they come lets its
-# users drift apart; SGLang, which gathers them, did so only in the campaign with round lengths (its Llama-3.1-8B points on H200 show it).
+# Of the other points neither is stated. Requests of a burst arrive one after the other, so an engine that takes prompts as they come
+# lets its users drift apart; SGLang, which gathers them, did so only in the campaign with round lengths (its
+# Llama-3.1-8B points on H200 show it).
 # So many rounds are what the first burst weighs in the mean of these points.
 OTHER_SPREAD, OTHER_ROUNDS = 0.1, 5
+SORTED = 200  # bytes per logit; InferenceMAX asks for greedy sampling, other clients leave a vLLM server its top-k and top-p
 SWEPT = ((1024, 1024), (1024, 8192), (8192, 1024))  # InferenceMAX's lengths
 # The checkpoint that a point's model name and precision stand for, the format asked of it, and the KV cache's.
 CHECKPOINTS: Mapping[tuple[str, str], tuple[str, str | None, str | None]] = {
@@ -66,7 +68,7 @@ def split(row: Mapping[str, Any]) -> tuple[int, int, int]:
 def settings(row: Mapping[str, Any], users: int, dp: int) -> dict[str, object]:
     """What the benchmark's script set, where it is public."""
     if not is_swept(row):
-        return {}
+        return {"sort_bytes_per_logit": SORTED} if row["engine"] == "vllm" else {}
     if row["engine"] == "vllm":
         return {"max_num_batched_tokens": 8192, "max_num_seqs": users}
     if row["engine"] == "sglang":

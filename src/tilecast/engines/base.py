@@ -21,6 +21,7 @@ from tilecast.workloads.parallelism import Shard
 
 FOLDER = Path(__file__).parent
 ROWS = {"gemm": "m", "moe": "num_tokens"}  # the parameter that counts rows, where it is not called `rows`
+SAME_PRODUCT = {"fp8_static": "fp8"}  # scales that are known beforehand change who makes the activations, not the product
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
 NO_IDENTITY: Callable[[GpuSpec, str], None] = lambda gpu, held: None  # noqa: E731
 
@@ -225,7 +226,19 @@ def kernel_step(
         if family == "gemm" and held in engine.quantisers and f"{operation.name}_quantize" not in fused:
             how = engine.quantisers[held]
             launch(f"{operation.name}_quantize", "quantize", how.dtype, operation.count, op=how.op, rows=sizes["m"], cols=sizes["k"])
+        if family in ROWS:
+            held = SAME_PRODUCT.get(held, held)
         launch(operation.name, family, held, operation.count, **sizes)
+        if family == "sampling" and engine.fact("sort_bytes_per_logit"):
+            moved = float(engine.fact("sort_bytes_per_logit")) / (2 * dtype(config.dtype).bytes)  # a copy reads and writes each element
+            launch(
+                "logit_sort",
+                "elementwise",
+                config.dtype,
+                operation.count,
+                op="copy",
+                numel=_plain((count * sizes["cols"] * moved).astype(int)),
+            )
     return Step(tokens.phase, tuple(calls), len(tokens.q_lens))
 
 

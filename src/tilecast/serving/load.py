@@ -20,7 +20,7 @@ from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule
 from tilecast.workloads.aggregate import BASES, Price
 from tilecast.workloads.graph import Batch
-from tilecast.workloads.memory import Memory
+from tilecast.workloads.memory import Memory, activations_bytes
 from tilecast.workloads.model import ModelConfig
 
 MOST_USERS = 65_536
@@ -265,6 +265,9 @@ def predict_load(
     share = policy.reserved_output_fraction if len(counted) > 1 else 1.0
     running = Batch(tuple(pair[0] for pair in counted), tuple(max(1, int(share * pair[1])) for pair in counted))
     memory = memory_of(found.config, found.shard, found.engine, found.gpu, running, found.kv_dtype)
+    budget = min(policy.token_budget, sum(running.input_tokens))
+    active = activations_bytes(found.config, found.shard, budget, budget * found.shard.dp, len(counted))
+    memory = replace(memory, activations_bytes=active)
     if len(counted) > 1:  # an engine never takes in more than its cache holds; one request must fit
         memory = replace(memory, kv_cache_bytes=memory.kv_cache_bytes - min(memory.kv_cache_bytes, memory.missing_bytes))
     said = {"isl": isl, "osl": osl} if requests is None else {"requests": [list(pair) for pair in asked]}
