@@ -280,6 +280,5 @@ def test_requests_and_sizes_exclude_one_another():
 
 def test_help_lists_only_what_works(run):
     shown = {option.name for option in command.params if not getattr(option, "hidden", False)}
-    assert not shown & {"concurrency"}
-    assert shown >= {"pp", "ep", "dp_attention", "quant", "kv_dtype", "node", "profile"}
+    assert shown >= {"concurrency", "engine_assignments", "pp", "ep", "dp_attention", "quant", "kv_dtype", "node", "profile"}
     assert run("--help")[0] == 0

@@ -135,7 +135,7 @@ def _joined(
     decode_s = step_s = NOTHING
     host_prefill = _prefill_host(found.engine.host, found.config, prefill, np.ones(1))
     if len(points):
-        host = _decode_host(found.engine.host, found.config)
+        host = _decode_host(found.engine, found.config, found.shard)
         decode_s = _total(decode, step_weights(points)) + host.per(1.0 / batch.num_decode_steps)
         step_s = _median_step(points, decode) + host
     return Outcome(

@@ -238,7 +238,7 @@ def predict(
     points = evaluated_steps(wave.output_tokens)
     steps = decode_tokens(wave, points.tolist(), shard.dp) if len(points) else None
     decode = timed(steps) if steps else None
-    host_prefill, host_step = _prefill_host(runs.host, config, prefill, passes), _decode_host(runs.host, config)
+    host_prefill, host_step = _prefill_host(runs.host, config, prefill, passes), _decode_host(runs, config, shard)
     if measured is not None:
         host_prefill, host_step = (_measured_host(measured, *each) for each in (("prefill", host_prefill), ("decode", host_step)))
     parts = _parts("prefill", prefill, once, host_prefill, waits)
@@ -401,8 +401,11 @@ def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | 
 # ---- sums --------------------------------------------------------------------------------------------------------
 
 
-def _decode_host(host: Host, config: ModelConfig) -> Interval:
-    return _spread(host.decode_step_s + config.num_layers * host.decode_layer_s, host)
+def _decode_host(engine: Engine, config: ModelConfig, shard: Shard) -> Interval:
+    """Between two steps; with stages, tokens come back from the last one before the first can go on."""
+    host = engine.host
+    step_s = max(host.decode_step_s, float(engine.fact("decode_step_with_stages_s"))) if shard.pp > 1 else host.decode_step_s
+    return _spread(step_s + config.num_layers * host.decode_layer_s, host)
 
 
 def _prefill_host(host: Host, config: ModelConfig, prefill: StepTime, passes: np.ndarray) -> Interval:
