@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tilecast import hardware
 from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.calibration import Sites, of_rows, posterior, shipped
-from tilecast.predictors.calibrated import profile_from_rows, sites_of
+from tilecast.predictors.calibrated import profile_from_rows, sites_of_prediction
 from tilecast.predictors.kernel import predict_kernel
 
 GPU = "l20"  # of no generation's first choice: its level is not known well
@@ -21,9 +20,7 @@ tokens = st.sampled_from([1, 8, 64, 200, 512, 2048, 8192])
 
 
 def gemm_sites(m: list[int], n: int = 4096, k: int = 4096, dtype: str = "bf16") -> Sites:
-    built, gpu = Gemm(m=np.array(m), n=n, k=k, dtype=dtype), hardware.gpu(GPU)
-    found = predict_kernel(built, GPU)
-    return sites_of(built, gpu, found.analysis, "sglang", np.log(found.high_s / found.median_s))
+    return sites_of_prediction(predict_kernel(Gemm(m=np.array(m), n=n, k=k, dtype=dtype), GPU))
 
 
 def row(m: int, factor: float, n: int = 4096, k: int = 4096) -> dict[str, Any]:

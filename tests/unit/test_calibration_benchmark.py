@@ -12,8 +12,8 @@ pytest.importorskip("scipy", reason="fitting the prior needs the extra 'train'")
 from benchmarks.calibration import __main__ as command
 from benchmarks.calibration.curves import points
 from benchmarks.calibration.held_out import HeldOut, Rows
+from tilecast.learning.examples import Examples
 from tilecast.learning.features import GROUPS, number_names
-from tilecast.learning.training import Examples
 
 SLOWER = 0.3
 
@@ -25,7 +25,7 @@ def rows(count: int, seed: int) -> Rows:
     examples = Examples(
         numbers=numbers, names=[{"dtype": "bf16", "identity": "cublas", "engine": "vllm"}], group_of=np.zeros(count, np.int64),
         binds=random.integers(0, len(GROUPS), count), gpu=np.full(count, "l40s"), target=SLOWER + 0.03 * random.normal(size=count),
-        shape=np.zeros(count), weight=np.ones(count),
+        shape=np.zeros(count), weight=np.ones(count), timing=["graph rotated"], rank=np.arange(count),
     )  # fmt: skip
     return Rows("gemm", examples, np.zeros(count), np.full(count, 0.35))
 

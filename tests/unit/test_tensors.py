@@ -58,13 +58,13 @@ def test_the_layout_is_a_length_a_json_header_and_the_bytes_it_points_to(tmp_pat
     header = json.loads(content[8 : 8 + length])
     assert header == {
         "__metadata__": {"schema": "test/1"},
-        "b": {"dtype": "I32", "shape": [3], "data_offsets": [0, 12]},
-        "a": {"dtype": "F64", "shape": [2, 1], "data_offsets": [12, 28]},
+        "a": {"dtype": "F64", "shape": [2, 1], "data_offsets": [0, 16]},  # wide ones first, so that all are aligned
+        "b": {"dtype": "I32", "shape": [3], "data_offsets": [16, 28]},
     }
     body = content[8 + length :]
     assert len(body) == 28  # no gap, nothing behind
-    assert body[:12] == b"\1\0\0\0\2\0\0\0\3\0\0\0"
-    assert np.frombuffer(body[12:], "<f8").tolist() == [0.5, 2.0]
+    assert np.frombuffer(body[:16], "<f8").tolist() == [0.5, 2.0]
+    assert body[16:] == b"\1\0\0\0\2\0\0\0\3\0\0\0"
 
 
 def test_the_same_arrays_make_the_same_bytes(tmp_path: Path) -> None:
