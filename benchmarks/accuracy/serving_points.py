@@ -26,7 +26,7 @@ SHORTEST = 0.8  # of the nominal lengths
 # Llama-3.1-8B points on H200 show it).
 # So many rounds are what the first burst weighs in the mean of these points.
 OTHER_SPREAD, OTHER_ROUNDS = 0.1, 5
-SORTED = 200  # bytes per logit; InferenceMAX asks for greedy sampling, other clients leave a vLLM server its top-k and top-p
+SORTED = 80  # bytes per logit; InferenceMAX asks for greedy sampling, other clients leave a vLLM server its top-k and top-p
 SWEPT = ((1024, 1024), (1024, 8192), (8192, 1024))  # InferenceMAX's lengths
 # The checkpoint that a point's model name and precision stand for, the format asked of it, and the KV cache's.
 CHECKPOINTS: Mapping[tuple[str, str], tuple[str, str | None, str | None]] = {
