@@ -20,7 +20,7 @@ from torch.fx import Node as FxNode
 from tilecast.errors import InvalidInput, TilecastError
 from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph, Segment, TensorShape, folded
 from tilecast.workloads.tracing.layers import lengthened, shortened
-from tilecast.workloads.tracing.recompute import recomputed
+from tilecast.workloads.recompute import recomputed
 
 DTYPES = {
     torch.bool: "bool", torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64",
