@@ -1,6 +1,6 @@
 """Measured rows as examples to learn from: each with its analytic account, its names, and log(measured / analytic)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from tilecast import hardware
 from tilecast.datasets.schema import SHAPES
 from tilecast.datasets.splits import _uniform
 from tilecast.errors import InvalidInput, MissingData, SpecError
-from tilecast.execution import Protocol
+from tilecast.execution import Priced, Protocol
 from tilecast.kernels.base import priced
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.features import Launches, launches
@@ -43,7 +43,7 @@ class Examples:
         return replace(self, **parts)
 
 
-def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int = SEED) -> Examples:
+def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int = SEED, price: Callable[..., Priced] = priced) -> Examples:
     """Schema rows to examples: capped per slice, with their analytic account; rows the model refuses are left out."""
     record = kernel_record(family)
     known = {entry.name for entry in fields(record)}
@@ -69,7 +69,7 @@ def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int 
         gpu, protocol = hardware.gpu(first["gpu"]), Protocol(first["timer"], first["cache"] or "warm")
         try:
             built = record(dtype=first["dtype"], **arguments)
-            analysis = priced(built, gpu, protocol)
+            analysis = price(built, gpu, protocol)
         except (InvalidInput, SpecError):
             continue
         measured = part.with_columns(pl.Series("_analytic", np.broadcast_to(analysis.analytic_s, part.height)))
