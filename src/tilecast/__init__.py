@@ -20,21 +20,43 @@ _EXPORTS = {
     "nodes": "tilecast.hardware",
     "predict": "tilecast.engines.predict",
     "predict_kernel": "tilecast.predictors",
+    "step": "tilecast.engines.step",
+    "trace": "tilecast.workloads.tracing",
+    "load_graph": "tilecast.workloads.opgraph",
     "TilecastError": "tilecast.errors",
 }
 
+_RENAMED = {"step": "predict_step"}  # public name -> its name there, where they differ
+
 if TYPE_CHECKING:
     from tilecast.engines.predict import predict
+    from tilecast.engines.step import predict_step as step
     from tilecast.errors import TilecastError
     from tilecast.hardware import GpuSpec, NodeSpec, gpu, gpus, node, nodes
     from tilecast.predictors import predict_kernel
+    from tilecast.workloads.opgraph import load_graph
+    from tilecast.workloads.tracing import trace
 
-__all__ = ["GpuSpec", "NodeSpec", "TilecastError", "__version__", "gpu", "gpus", "node", "nodes", "predict", "predict_kernel"]
+__all__ = [
+    "GpuSpec",
+    "NodeSpec",
+    "TilecastError",
+    "__version__",
+    "gpu",
+    "gpus",
+    "load_graph",
+    "node",
+    "nodes",
+    "predict",
+    "predict_kernel",
+    "step",
+    "trace",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
-        return getattr(import_module(_EXPORTS[name]), name)
+        return getattr(import_module(_EXPORTS[name]), _RENAMED.get(name, name))
     raise AttributeError(f"module 'tilecast' has no attribute {name!r}")
 
 

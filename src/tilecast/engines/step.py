@@ -27,6 +27,7 @@ RUNTIMES = ("eager", "compiled")
 CONTEXT_BYTES = 600_000_000  # CUDA context, library handles and workspaces
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}  # tensors an optimizer keeps beside each weight
 HOST = "host"
+LEAST_WAIT_S = 1e-9  # below is rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +301,8 @@ def _timeline(
         launch_s = np.concatenate(launch[phase]) if launch[phase] else np.zeros(0)
         kernel_s = np.concatenate(kernel[phase]) if kernel[phase] else np.zeros(0)
         after = run(launch_s, kernel_s, now)
-        waits[phase] = max(0.0, after.gpu_s - now.gpu_s - float(kernel_s.sum()))
+        wait_s = after.gpu_s - now.gpu_s - float(kernel_s.sum())
+        waits[phase] = wait_s if wait_s > LEAST_WAIT_S else 0.0
         now = after
     return waits, now
 
