@@ -36,7 +36,10 @@ EXAMPLES = {
     "memory_pass": {"written_bytes": 1 << 22, "read_bytes": 1 << 23},
     "attention_backward": {"batch": 2, "q_len": 1024, "kv_len": 1024, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
     "quantize": {"rows": 512, "cols": 4096},
-    **{family: {"rows": 512, "cols": 4096} for family in ("rms_norm", "layer_norm", "softmax", "silu_mul", "sampling", "layer_norm_backward", "softmax_backward")},
+    **{
+        family: {"rows": 512, "cols": 4096}
+        for family in ("rms_norm", "layer_norm", "softmax", "silu_mul", "sampling", "layer_norm_backward", "softmax_backward")
+    },
     **{
         family: {"bytes": 1 << 24, "num_gpus": 2 if family == "send_recv" else 8}
         for family in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")

@@ -67,7 +67,9 @@ def test_layer_norm_finds_its_rows():
     kernel = only(node("native_layer_norm", inputs, [tensor(2, 512, 1024), *statistics]))
     assert (kernel.family, kernel.rows, kernel.cols) == ("layer_norm", 1024, 1024)
     gradients = [tensor(2, 512, 1024), tensor(1024), tensor(1024)]
-    backward = node("native_layer_norm_backward", [tensor(2, 512, 1024), tensor(2, 512, 1024), *statistics, tensor(1024), tensor(1024)], gradients)
+    backward = node(
+        "native_layer_norm_backward", [tensor(2, 512, 1024), tensor(2, 512, 1024), *statistics, tensor(1024), tensor(1024)], gradients
+    )
     assert (only(backward).family, only(backward).rows, only(backward).cols) == ("layer_norm_backward", 1024, 1024)
 
 
@@ -93,7 +95,9 @@ def test_a_convolution_is_one_and_its_gradient_two_products():
 
 def test_attention_backward_is_two_and_a_half_forward():
     query = tensor(2, 16, 256, 64, dtype="bf16")
-    forward = node("_scaled_dot_product_flash_attention_for_cpu", [query, query, query], [query, tensor(2, 16, 256)], options=(("is_causal", True),))
+    forward = node(
+        "_scaled_dot_product_flash_attention_for_cpu", [query, query, query], [query, tensor(2, 16, 256)], options=(("is_causal", True),)
+    )
     backward = node(
         "_scaled_dot_product_flash_attention_for_cpu_backward", [query] * 5, [query] * 3, options=(("is_causal", True),), phase="backward"
     )

@@ -103,7 +103,10 @@ def test_a_graph_whose_operators_change_is_refused():
         ({"tensors": [["fp13", [4, 8]]]}, "unknown dtype 'fp13'"),
         ({"segments": [{"repeat": 0, "nodes": []}]}, "at least 1"),
         ({"segments": [{"repeat": 1, "nodes": [{"op": "aten.mm", "phase": "sideways", "in": [], "out": []}]}]}, "phase = 'sideways'"),
-        ({"segments": [{"repeat": 1, "nodes": [{"op": "aten.mm", "phase": "forward", "in": [9], "out": []}]}]}, "no complete operator graph"),
+        (
+            {"segments": [{"repeat": 1, "nodes": [{"op": "aten.mm", "phase": "forward", "in": [9], "out": []}]}]},
+            "no complete operator graph",
+        ),
         ({"parameters": 3}, "no complete operator graph"),
     ],
 )

@@ -123,7 +123,9 @@ def test_memory_counts_states_and_says_what_does_not_fit():
 
 
 def test_tf32_is_faster_where_there_are_tensor_cores_for_it():
-    fp32, tf32 = (predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED | {"batch": 8, "seq": 1024}, dtype=dtype) for dtype in ("fp32", "tf32"))
+    fp32, tf32 = (
+        predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED | {"batch": 8, "seq": 1024}, dtype=dtype) for dtype in ("fp32", "tf32")
+    )
     assert tf32.step_s.median < 0.7 * fp32.step_s.median
     same = [predict_step("GPT2-Large", "v100-pcie-32gb", **ASKED, dtype=dtype).step_s.median for dtype in ("fp32", "tf32")]
     assert same[0] == same[1]  # nothing to run it on
@@ -138,7 +140,8 @@ def test_physics_alone_says_so():
 
 
 def test_the_command_prints_the_contract(tilecast):
-    line = "step GPT2-Large --gpu a100-pcie-80gb --mode training --batch 4 --seq 256 --dtype fp32 --runtime eager --attention eager --no-optimizer --json"
+    asked = "step GPT2-Large --gpu a100-pcie-80gb --mode training --batch 4 --seq 256 --dtype fp32"
+    line = f"{asked} --runtime eager --attention eager --no-optimizer --json"
     result = tilecast(*line.split())
     payload = result.json
     assert result.code == 0

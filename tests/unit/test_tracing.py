@@ -179,7 +179,11 @@ def test_a_branch_on_values_is_reported_with_its_line():
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"mode": "dreaming"}, "mode = 'dreaming'"), ({"recompute": True}, "recompute is for training"), ({"autocast": "fp4"}, "autocast = 'fp4'")],
+    [
+        ({"mode": "dreaming"}, "mode = 'dreaming'"),
+        ({"recompute": True}, "recompute is for training"),
+        ({"autocast": "fp4"}, "autocast = 'fp4'"),
+    ],
 )
 def test_wrong_questions_are_refused(given, said):
     with pytest.raises(InvalidInput, match=said):
@@ -225,13 +229,16 @@ def test_recomputation_runs_the_layers_twice_and_keeps_less():
     assert operators(lean)["aten.mm"] == operators(plain)["aten.mm"]
 
 
+HEADS = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 6, "vocab_size": 99}
 SMALL = {
-    "BertForPreTraining": {"hidden_size": 32, "intermediate_size": 64, "max_position_embeddings": 64, "num_attention_heads": 4, "num_hidden_layers": 6, "vocab_size": 99},
+    "BertForPreTraining": {**HEADS, "intermediate_size": 64, "max_position_embeddings": 64},
     "GPT2LMHeadModel": {"n_embd": 32, "n_head": 4, "n_layer": 6, "n_positions": 64, "vocab_size": 99},
-    "OPTForCausalLM": {"ffn_dim": 64, "hidden_size": 32, "max_position_embeddings": 64, "num_attention_heads": 4, "num_hidden_layers": 6, "vocab_size": 99},
+    "OPTForCausalLM": {**HEADS, "ffn_dim": 64, "max_position_embeddings": 64},
     "MPTForCausalLM": {"d_model": 32, "n_heads": 4, "n_layers": 6, "vocab_size": 99},
-    "LlamaForCausalLM": {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 6, "vocab_size": 99},
-    "SwitchTransformersForConditionalGeneration": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 12, "num_experts": 3, "vocab_size": 99, "expert_capacity": 4},
+    "LlamaForCausalLM": {**HEADS, "intermediate_size": 64, "num_key_value_heads": 2},
+    "SwitchTransformersForConditionalGeneration": {
+        "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 12, "num_experts": 3, "vocab_size": 99, "expert_capacity": 4,
+    },
 }  # fmt: skip
 
 
@@ -268,5 +275,5 @@ def test_fused_attention_becomes_one_kernel_each_way():
 
 
 def test_an_unknown_architecture_points_to_trace():
-    with pytest.raises(InvalidInput, match="tilecast.trace"):
+    with pytest.raises(InvalidInput, match=r"tilecast\.trace"):
         traced_model("odd", {"architectures": ["OddModel"]}, mode="inference", batch=1, seq=8, dtype="fp32", attention="eager")

@@ -97,7 +97,9 @@ def run(quick: bool) -> Result:
             if rows["set_aside"].null_count() < rows.height:
                 shares += errors(rows.filter(pl.col("set_aside").is_null()), f"{name}, {part}", "labels not set aside")
     for name, gpus in GROUPS.items():
-        inside = predictions.filter(pl.col("gpu").is_in(gpus) & (pl.col("part") == "total") & (pl.col("option") == "") & (pl.col("num_gpus") == 1))
+        inside = predictions.filter(
+            pl.col("gpu").is_in(gpus) & (pl.col("part") == "total") & (pl.col("option") == "") & (pl.col("num_gpus") == 1)
+        )
         for mode in inside["mode"].unique(maintain_order=True):
             shares += errors(inside.filter(pl.col("mode") == mode), f"{name}, {mode}, total", "labels")
     held = own.filter(pl.col("part") == "total").select(pl.col("measured").is_between("low", "high").mean(), pl.len())
@@ -116,7 +118,7 @@ def run(quick: bool) -> Result:
             "NeuSight trained on P4, P100, V100, T4, A100-40GB, MI100 and MI210: L4, A100-80GB and the 4-GPU A100s are new to it.",
             "NeuSight's errors of forward and backward are twice those of its total: they have opposite signs.",
             "Only NeuSight predicted fused, AMD and 4-GPU runs: compare the others with it slice by slice.",
-            "Tilecast runs its own graphs, from its own modules, with kernel weights that ship; fused and 4-GPU runs it does not predict yet.",
+            "Tilecast runs its own graphs with the kernel weights that ship; fused and 4-GPU runs it does not predict yet.",
             "Backward includes the accumulation of gradients, on both sides; there is no optimizer step.",
             "MI210, GPT2-Large, batch 4, training is an anomalous label; it is kept here as in NeuSight's own figures, and left out in"
             " the scores that say so.",

@@ -40,8 +40,8 @@ def _not_yet(function: Any) -> Any:
 @output_options
 @_not_yet
 def command(
-    model: str, gpu: str, assignments: tuple[str, ...], optimizer: str | None, no_optimizer: bool, breakdown: bool, as_json: bool, as_csv: bool,
-    as_python: bool, **given: Any,
+    model: str, gpu: str, assignments: tuple[str, ...], optimizer: str | None, no_optimizer: bool, breakdown: bool,
+    as_json: bool, as_csv: bool, as_python: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Predict one forward pass, or forward, backward and optimizer, on one GPU.
 
@@ -58,7 +58,9 @@ def command(
     if note := hardware.resolution_note(gpu):
         say(note)
     said = {name: value for name, value in given.items() if value not in (None, False) and (name, value) != ("micro_batches", 1)}
-    line = command_line("step", model, gpu=gpu, **said, optimizer=optimizer, no_optimizer=no_optimizer, set=assignments, breakdown=breakdown)
+    line = command_line(
+        "step", model, gpu=gpu, **said, optimizer=optimizer, no_optimizer=no_optimizer, set=assignments, breakdown=breakdown
+    )
     arguments = {**said, **({"optimizer": rule} if rule != "adamw" else {}), **({"overrides": overrides} if overrides else {})}
     python = f"import tilecast\ntilecast.step({model!r}, {gpu!r}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
     if as_python:
@@ -93,7 +95,9 @@ def _answer(found: StepPrediction) -> str:
     size = f" of {inputs['batch']} x {inputs['seq']:,} tokens" if inputs["batch"] and inputs["seq"] else ""
     missing = found.memory.total_bytes - found.memory.capacity_bytes
     room = "" if found.fits else f"; it does not fit, by {units.human('_bytes', missing)}"
-    return f"{found.graph.name} on {found.gpu.label}: {what}{size} takes {step} in {inputs['dtype']}, {100 * found.mfu:.0f} % of peak{room}."
+    return (
+        f"{found.graph.name} on {found.gpu.label}: {what}{size} takes {step} in {inputs['dtype']}, {100 * found.mfu:.0f} % of peak{room}."
+    )
 
 
 def _headline(found: StepPrediction) -> Grid:
@@ -124,7 +128,9 @@ def _where(found: StepPrediction, phase: str, every: bool) -> Grid:
     rows = [_line(part) for part in shown]
     if rest := parts[len(shown) :]:
         seconds, share = sum(part.time.median for part in rest), sum(part.share_fraction for part in rest)
-        rows.append((f"{len(rest)} more", units.human("_s", seconds), f"{100 * share:.1f} %", "█" * round(BAR_WIDTH * share), "", "", "", ""))
+        rows.append(
+            (f"{len(rest)} more", units.human("_s", seconds), f"{100 * share:.1f} %", "█" * round(BAR_WIDTH * share), "", "", "", "")
+        )
     columns = ("operator", "time", "share", "", "launches", "bound by", "basis", "kernel")
     return Grid(
         title=f"Where the {phase} goes", columns=columns, rows=rows, right=frozenset({"time", "share", "launches"}),

@@ -45,7 +45,14 @@ class StepMemory:
 
     @property
     def total_bytes(self) -> int:
-        parts = self.weights_bytes, self.gradients_bytes, self.optimizer_bytes, self.activations_bytes, self.buffers_bytes, self.reserved_bytes
+        parts = (
+            self.weights_bytes,
+            self.gradients_bytes,
+            self.optimizer_bytes,
+            self.activations_bytes,
+            self.buffers_bytes,
+            self.reserved_bytes,
+        )
         return sum(parts)
 
     @property
@@ -53,10 +60,10 @@ class StepMemory:
         return self.total_bytes <= self.capacity_bytes
 
     def to_dict(self) -> dict[str, int]:
-        names = (
-            "weights_bytes gradients_bytes optimizer_bytes activations_bytes saved_bytes buffers_bytes reserved_bytes total_bytes capacity_bytes"
-        )
-        return {name: getattr(self, name) for name in names.split()} | {"missing_bytes": max(0, self.total_bytes - self.capacity_bytes)}
+        names = "weights gradients optimizer activations saved buffers reserved total capacity".split()
+        return {f"{name}_bytes": getattr(self, f"{name}_bytes") for name in names} | {
+            "missing_bytes": max(0, self.total_bytes - self.capacity_bytes)
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +140,9 @@ class StepPrediction:
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
-        rows = [(part.phase, part.name, units.human("_s", part.time.median), f"{100 * part.share_fraction:.1f} %") for part in self.breakdown]
+        rows = [
+            (part.phase, part.name, units.human("_s", part.time.median), f"{100 * part.share_fraction:.1f} %") for part in self.breakdown
+        ]
         return html_table(f"{self.graph.name} on {self.gpu.id}: {self.step_s}", ("phase", "operator", "time", "share"), rows)
 
 
@@ -172,13 +181,15 @@ def predict_step(
     matrix_dtype = "tf32" if dtype == "tf32" and "tf32" in spec.tensor_flop_per_clock_per_sm else None
     extra = _updates(graph, kind if training else None, how, accumulates=training and (kind is None or micro_batches > 1))
     return _priced(graph, spec, matrix_dtype, extra, learned, micro_batches, kind if training else None, {
-        "model": graph.name, "gpu": spec.id, "mode": graph.mode, "batch": (graph.batch or 0) * micro_batches or batch, "seq": graph.seq, "dtype": dtype,
-        "runtime": runtime, "attention": attention, "micro_batches": micro_batches, "recompute": graph.recompute,
+        "model": graph.name, "gpu": spec.id, "mode": graph.mode, "batch": (graph.batch or 0) * micro_batches or batch, "seq": graph.seq,
+        "dtype": dtype, "runtime": runtime, "attention": attention, "micro_batches": micro_batches, "recompute": graph.recompute,
         "optimizer": optimizer if training else None, "num_parameters": graph.num_parameters,
     })  # fmt: skip
 
 
-def _graph(model: Any, mode: str, batch: int | None, seq: int | None, dtype: str, attention: str | None, micro: int, recompute: bool) -> OpGraph:
+def _graph(
+    model: Any, mode: str, batch: int | None, seq: int | None, dtype: str, attention: str | None, micro: int, recompute: bool
+) -> OpGraph:
     if dtype not in DTYPES:
         raise InvalidInput(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
     if isinstance(model, OpGraph):
@@ -201,9 +212,8 @@ def _optimizer(name: str | None) -> tuple[str | None, str]:
     kind, _, how = name.lower().replace("_", "-").partition("-")
     how = how.replace("-", "_") or "foreach"
     if kind not in KINDS or how not in IMPLEMENTATIONS:
-        raise InvalidInput(
-            f"optimizer = {name!r} must be one of {', '.join(KINDS)}, alone or with {', '.join('-' + each.replace('_', '-') for each in IMPLEMENTATIONS)}"
-        )
+        ways = ", ".join(f"-{each.replace('_', '-')}" for each in IMPLEMENTATIONS)
+        raise InvalidInput(f"optimizer = {name!r} must be one of {', '.join(KINDS)}, alone or with {ways}")
     return kind, how
 
 
@@ -246,7 +256,7 @@ def _priced(
 
     step = Step("prefill", tuple(calls))
     timed = price_step(step, gpu, price=lambda *given, **how: predict_kernel(*given, learned=learned, **how))
-    waits, ends = _timeline(graph, places, timed.calls, extra)
+    waits = _timeline(graph, places, timed.calls, extra)
 
     per_phase: dict[str, Interval] = {}
     for phase in PHASES:
@@ -278,7 +288,7 @@ def _priced(
 
 def _timeline(
     graph: OpGraph, places: dict[Node, tuple[int, ...]], times: tuple[CallTime, ...], extra: list[KernelCall]
-) -> tuple[dict[str, float], Clocks]:
+) -> dict[str, float]:
     """How long the GPU waits for the host in each phase, running through the whole step in order."""
     cost = host_cost()
     alone = [float(time.median_s[0]) / time.call.count for time in times]
@@ -304,7 +314,7 @@ def _timeline(
         wait_s = after.gpu_s - now.gpu_s - float(kernel_s.sum())
         waits[phase] = wait_s if wait_s > LEAST_WAIT_S else 0.0
         now = after
-    return waits, now
+    return waits
 
 
 def _dispatches(update: OptimizerUpdate) -> int:
@@ -330,7 +340,9 @@ def _recomputed_flop(graph: OpGraph) -> float:
     """Forward work that runs twice."""
     if not graph.recompute:
         return 0.0
-    layers = max((segment for segment in graph.segments if segment.nodes[0].phase == "forward"), key=lambda each: each.repeat * len(each.nodes))
+    layers = max(
+        (segment for segment in graph.segments if segment.nodes[0].phase == "forward"), key=lambda each: each.repeat * len(each.nodes)
+    )
     return layers.repeat * sum(matrix_flop(replace(node, phase="backward")) for node in layers.nodes)
 
 

@@ -39,7 +39,10 @@ class AttentionBackward:
             dtype=self.dtype,
             identity=self.identity or "fa2",
         ).tasks(gpu, protocol)
-        more = {name: PRODUCTS * getattr(forward, name) for name in ("least_flop", "matrix_flop", "vector_flop", "exposed_clocks", "special_ops")}
+        more = {
+            name: PRODUCTS * getattr(forward, name)
+            for name in ("least_flop", "matrix_flop", "vector_flop", "exposed_clocks", "special_ops")
+        }
         wider = {name: TRAFFIC * getattr(forward, name) for name in ("least_bytes", "l2_bytes", "dram_bytes")}
         return replace(forward, **more, **wider)
 

@@ -1,4 +1,4 @@
-"""The backward pass of softmax: every row of gradient and result is read for its dot product, and again where it is too wide for registers."""
+"""The backward pass of softmax: rows of gradient and result are read once, or twice where they are too wide for registers."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

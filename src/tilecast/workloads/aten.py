@@ -27,13 +27,14 @@ FLOATS = ("fp16", "bf16", "fp32", "fp64")
 # FLOP and special-function operations on one element of the result; a copy has neither.
 POINTWISE: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
-        "clone copy _to_copy cat stack fill full full_like zeros zeros_like ones ones_like empty empty_like arange new_zeros new_full slice_backward "
-        "select_backward constant_pad_nd roll flip triu tril repeat scalar_tensor masked_fill where expand_copy view_copy".split(),
+        "clone copy _to_copy cat stack fill full full_like zeros zeros_like ones ones_like empty empty_like arange new_zeros new_full "
+        "slice_backward select_backward constant_pad_nd roll flip triu tril repeat scalar_tensor masked_fill where expand_copy view_copy".split(),
         (0.0, 0.0),
     ),
     **dict.fromkeys(
-        "add sub rsub mul neg abs relu threshold_backward maximum minimum clamp clamp_min clamp_max lt le gt ge eq ne logical_not logical_and "
-        "logical_or bitwise_and bitwise_or bitwise_not sign hardtanh leaky_relu leaky_relu_backward native_dropout_backward addcmul lerp bernoulli".split(),
+        "add sub rsub mul neg abs relu threshold_backward maximum minimum clamp clamp_min clamp_max lt le gt ge eq ne logical_not "
+        "logical_and logical_or bitwise_and bitwise_or bitwise_not sign hardtanh leaky_relu leaky_relu_backward native_dropout_backward "
+        "addcmul lerp bernoulli".split(),
         (1.0, 0.0),
     ),
     "pow": (2.0, 0.0),  # the exponents of models are small whole numbers, which PyTorch multiplies out
@@ -42,7 +43,23 @@ POINTWISE: dict[str, tuple[float, float]] = {
     "sigmoid_backward": (3.0, 0.0), "silu": (4.0, 2.0), "silu_backward": (8.0, 2.0), "gelu": (30.0, 1.0), "gelu_backward": (40.0, 2.0),
     "erf": (25.0, 1.0), "native_dropout": (12.0, 0.0), "addcdiv": (10.0, 1.0),
 }  # fmt: skip
-REDUCTIONS = ("sum", "mean", "amax", "amin", "max", "min", "any", "all", "var_mean", "var", "argmax", "argmin", "norm", "linalg_vector_norm", "prod")
+REDUCTIONS = (
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "any",
+    "all",
+    "var_mean",
+    "var",
+    "argmax",
+    "argmin",
+    "norm",
+    "linalg_vector_norm",
+    "prod",
+)
 SORT_PASSES = 4  # kernels of a radix sort
 EMBEDDING_SORTED = 3072  # tokens from which the gradient of an embedding is made by sorting
 
@@ -90,11 +107,11 @@ def matrix_flop(node: Node) -> float:
 # ---- rules -------------------------------------------------------------------------------------------------------
 
 
-def _pass(node: Node, flop: float, special: float, *, elements: int | None = None, read: int | None = None, written: int | None = None, passes: int = 1) -> MemoryPass:  # fmt: skip
+def _pass(node: Node, flop: float, special: float, *, elements: int | None = None, read: int | None = None, passes: int = 1) -> MemoryPass:
     made = sum(tensor.numel for tensor in node.outputs) if elements is None else elements
     return MemoryPass(
         read_bytes=sum(tensor.nbytes for tensor in node.inputs) if read is None else read,
-        written_bytes=max(1, sum(tensor.nbytes for tensor in node.outputs) if written is None else written),
+        written_bytes=max(1, sum(tensor.nbytes for tensor in node.outputs)),
         flop=round(flop * made),
         special_ops=round(special * made),
         passes=passes,
@@ -273,15 +290,17 @@ RULES: dict[str, Rule] = {
     "convolution": _convolution, "convolution_backward": _convolution_backward,
     "_softmax": _softmax, "_log_softmax": _softmax, "_safe_softmax": _softmax,
     "_softmax_backward_data": _softmax_backward, "_log_softmax_backward_data": _softmax_backward,
-    "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm_backward, "_fused_rms_norm": _rms_norm, "rms_norm": _rms_norm,
-    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training", "_native_batch_norm_legit",
-                     "native_group_norm", "_batch_norm_with_update_functional", "_batch_norm_no_update"), _batch_norm),
+    "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm_backward, "_fused_rms_norm": _rms_norm,
+    "rms_norm": _rms_norm,
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
+                     "_native_batch_norm_legit",                      "native_group_norm", "_batch_norm_with_update_functional", "_batch_norm_no_update"), _batch_norm),
     **dict.fromkeys(("native_batch_norm_backward", "native_group_norm_backward", "batch_norm_backward"), _batch_norm_backward),
     "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
                      "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"), _attention),
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward",
-                     "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward"), _attention_backward),
+                     "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward"),
+                    _attention_backward),
     "nll_loss_forward": _nll_loss, "nll_loss_backward": _nll_loss_backward,
     **dict.fromkeys(("index", "gather", "index_select"), _gather),
     **dict.fromkeys(("sort", "topk", "argsort", "unique"), _sorted),

@@ -160,7 +160,8 @@ class OpGraph:
         return {
             "schema": SCHEMA, "name": self.name, "mode": self.mode, "batch": self.batch, "seq": self.seq, "recompute": self.recompute,
             "torch_version": self.torch_version, "notes": list(self.notes), "buffers_bytes": self.buffers_bytes,
-            "inputs_bytes": self.inputs_bytes, "parameters": parameters, "segments": segments, "tensors": [_tensor(shape) for shape in tensors],
+            "inputs_bytes": self.inputs_bytes, "parameters": parameters, "segments": segments,
+            "tensors": [_tensor(shape) for shape in tensors],
         }  # fmt: skip
 
     def save(self, path: str | Path) -> None:
@@ -199,7 +200,9 @@ def graph_from(table: Any, where: str = "graph", **sizes: int) -> OpGraph:
                 raise InvalidInput(f"{where}: phase = {entry['phase']!r} must be one of {', '.join(PHASES)}")
             shapes = {key: tuple(tensors[place] for place in entry.get(key, ())) for key in ("in", "out", "free")}
             options = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in entry.get("options", {}).items())
-            return Node(str(entry["op"]), entry["phase"], shapes["in"], shapes["out"], shapes["free"], options, bool(entry.get("view", False)))
+            return Node(
+                str(entry["op"]), entry["phase"], shapes["in"], shapes["out"], shapes["free"], options, bool(entry.get("view", False))
+            )
 
         return OpGraph(
             name=table["name"],
@@ -229,7 +232,11 @@ def _whole(value: Any, where: str) -> int:
 def _dims(shape: Sequence[Any], where: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     found = []
     for entry in shape:
-        value = math.prod(int(factor) if factor.isdigit() else sizes[factor] for factor in entry.split("*")) if isinstance(entry, str) else entry
+        value = (
+            math.prod(int(factor) if factor.isdigit() else sizes[factor] for factor in entry.split("*"))
+            if isinstance(entry, str)
+            else entry
+        )
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
             raise InvalidInput(f"{where}: a dimension of {entry!r} must be a whole number of at least 0")
         found.append(value)
@@ -292,11 +299,16 @@ def symbolic(at: Mapping[tuple[int, int], OpGraph]) -> dict[str, Any]:
         if structure[0] != structure[1] or len(first["tensors"]) != len(table["tensors"]):
             raise InvalidInput(f"{first['name']}: its graph changes with the batch or the length, not only its sizes")
     tensors = [
-        [entries[0][0], *([_monomial(values, points) for values in zip(*dims, strict=True)] for dims in zip(*(e[1:] for e in entries), strict=True))]
+        [entries[0][0], *([_monomial(values, points) for values in zip(*dims, strict=True)] for dims in _columns(entries))]
         for entries in zip(*(table["tensors"] for table in plain), strict=True)
     ]  # fmt: skip
     more = {name: _monomial(tuple(table[name] for table in plain), points) for name in ("buffers_bytes", "inputs_bytes")}
     return {**first, **more, "tensors": tensors}
+
+
+def _columns(entries: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """The shapes of one tensor at every point: (batch, tokens) by (batch, tokens)."""
+    return zip(*(entry[1:] for entry in entries), strict=True)
 
 
 def _monomial(values: tuple[int, ...], points: list[tuple[int, int]]) -> int | str:

@@ -56,4 +56,6 @@ def _largest_common(saved: list[TensorShape], end: Node) -> TensorShape:
     """The layer's result, which is the next one's input."""
     if not saved:
         raise InvalidInput("recompute has nothing to save: the layers keep nothing for the backward pass")
-    return next((tensor for tensor in saved if tensor in end.outputs), min(saved, key=lambda tensor: abs(tensor.nbytes - end.allocated_bytes)))
+    return next(
+        (tensor for tensor in saved if tensor in end.outputs), min(saved, key=lambda tensor: abs(tensor.nbytes - end.allocated_bytes))
+    )

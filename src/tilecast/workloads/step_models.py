@@ -56,9 +56,16 @@ def resolved(model: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, A
 
 
 def model_graph(
-    model: str | Path | Mapping[str, Any], *, mode: str, batch: int, seq: int, dtype: str, attention: str | None = None, recompute: bool = False
+    model: str | Path | Mapping[str, Any],
+    *,
+    mode: str,
+    batch: int,
+    seq: int,
+    dtype: str,
+    attention: str | None = None,
+    recompute: bool = False,
 ) -> OpGraph:
-    """The operators of `batch` texts of `seq` tokens; `attention` is eager (three operators) unless the family is made for flash kernels."""
+    """The operators of `batch` texts of `seq` tokens; `attention` is eager unless the family is made for flash kernels."""
     for name, value, allowed in (("mode", mode, MODES), ("dtype", dtype, DTYPES), ("attention", attention, (None, *ATTENTION))):
         if value not in allowed:
             raise InvalidInput(f"{name} = {value!r} must be one of {', '.join(str(each) for each in allowed if each)}")

@@ -19,8 +19,8 @@ from torch.fx import Node as FxNode
 
 from tilecast.errors import InvalidInput, TilecastError
 from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph, Segment, TensorShape, folded
-from tilecast.workloads.tracing.layers import lengthened, shortened
 from tilecast.workloads.recompute import recomputed
+from tilecast.workloads.tracing.layers import lengthened, shortened
 
 DTYPES = {
     torch.bool: "bool", torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64",
@@ -36,12 +36,13 @@ OPTIONS = {
     "aten.convolution_backward": ("stride", "padding", "dilation", "transposed", "groups", "output_mask"),
     "aten._softmax": ("dim",), "aten._log_softmax": ("dim",), "aten._softmax_backward_data": ("dim",),
     "aten._log_softmax_backward_data": ("dim",),
-    "aten._scaled_dot_product_flash_attention_for_cpu": ("is_causal",), "aten._scaled_dot_product_flash_attention_for_cpu_backward": ("is_causal",),
+    "aten._scaled_dot_product_flash_attention_for_cpu": ("is_causal",),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": ("is_causal",),
     "aten._scaled_dot_product_flash_attention": ("is_causal",), "aten._scaled_dot_product_flash_attention_backward": ("is_causal",),
     "aten._scaled_dot_product_efficient_attention": ("is_causal",),
 }  # fmt: skip
 HINTS = {
-    "data-dependent": "a branch or a size depends on a tensor's values: use torch.cond or torch.where, or move .item() and .nonzero() out of forward",
+    "data-dependent": "a branch or size depends on a tensor's values: use torch.cond or torch.where, or move .item() out of forward",
     "mutat": "write to a copy instead of an input",
 }
 
@@ -151,7 +152,11 @@ def _joint(exported: nn.Module, inputs: tuple[Any, ...], training: bool) -> tupl
         weights, state, given = flat[: len(parameters)], flat[len(parameters) : -len(tensors) or None], flat[len(flat) - len(tensors) :]
         held = {**dict(zip(parameters, weights, strict=True)), **{name: each.clone() for name, each in zip(buffers, state, strict=True)}}
         outputs = torch.func.functional_call(exported, held, torch.utils._pytree.tree_unflatten(given, tree), tie_weights=True)
-        return tuple(each.detach() if index else each for index, each in enumerate(_tensors(outputs))) if training else tuple(_tensors(outputs))
+        return (
+            tuple(each.detach() if index else each for index, each in enumerate(_tensors(outputs)))
+            if training
+            else tuple(_tensors(outputs))
+        )
 
     graph = aot_export_joint_simple(function, (*parameters.values(), *buffers.values(), *tensors), trace_joint=training, decompositions={})
     return graph, len(buffers)

@@ -35,7 +35,9 @@ def lengthened(segments: tuple[Segment, ...], layers: int, num_lists: int) -> tu
     runs: set[int] = set()
     for phase in ("forward", "backward"):
         inside = [place for place, segment in enumerate(segments) if segment.nodes[0].phase == segment.nodes[-1].phase == phase]
-        repeated = [place for place in inside if segments[place].repeat in (TRACED - 1, TRACED) and len(segments[place].nodes) >= FEWEST_NODES]
+        repeated = [
+            place for place in inside if segments[place].repeat in (TRACED - 1, TRACED) and len(segments[place].nodes) >= FEWEST_NODES
+        ]
         largest = sorted(repeated, key=lambda place: -len(segments[place].nodes))[:num_lists]
         if inside and len(largest) < num_lists:
             return None
@@ -52,11 +54,15 @@ def _likeness(layer: nn.Module) -> tuple[Any, ...]:
             path,
             type(part),
             part.training,
-            tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in (*part._parameters.items(), *part._buffers.items()) if tensor is not None),
+            tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in _held(part)),
             repr(sorted((name, repr(value)) for name, value in vars(part).items() if _is_plain(name, value))),
         )
         for path, part in layer.named_modules()
     )  # fmt: skip
+
+
+def _held(part: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, tensor) for name, tensor in (*part._parameters.items(), *part._buffers.items()) if tensor is not None]
 
 
 def _is_plain(name: str, value: Any) -> bool:

@@ -22,9 +22,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, tokens, hidden = x.shape
-        query, key, value = (
-            part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, dim=2)
-        )
+        query, key, value = (part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, dim=2))
         if mask is not None:
             scores = torch.matmul(query, key.transpose(-1, -2)) * (1.0 / math.sqrt(query.size(-1))) + mask
             mixed = torch.matmul(F.softmax(scores, dim=-1), value)
