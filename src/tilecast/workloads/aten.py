@@ -28,7 +28,8 @@ FLOATS = ("fp16", "bf16", "fp32", "fp64")
 POINTWISE: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
         "clone copy _to_copy cat stack fill full full_like zeros zeros_like ones ones_like empty empty_like arange new_zeros new_full "
-        "slice_backward select_backward constant_pad_nd roll flip triu tril repeat scalar_tensor masked_fill where expand_copy view_copy".split(),
+        "slice_backward select_backward constant_pad_nd roll flip triu tril repeat scalar_tensor masked_fill "
+        "where expand_copy view_copy".split(),
         (0.0, 0.0),
     ),
     **dict.fromkeys(
@@ -293,7 +294,8 @@ RULES: dict[str, Rule] = {
     "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm_backward, "_fused_rms_norm": _rms_norm,
     "rms_norm": _rms_norm,
     **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
-                     "_native_batch_norm_legit",                      "native_group_norm", "_batch_norm_with_update_functional", "_batch_norm_no_update"), _batch_norm),
+                     "_native_batch_norm_legit",
+                     "native_group_norm", "_batch_norm_with_update_functional", "_batch_norm_no_update"), _batch_norm),
     **dict.fromkeys(("native_batch_norm_backward", "native_group_norm_backward", "batch_norm_backward"), _batch_norm_backward),
     "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
