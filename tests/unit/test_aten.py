@@ -73,6 +73,15 @@ def test_layer_norm_finds_its_rows():
     assert (only(backward).family, only(backward).rows, only(backward).cols) == ("layer_norm_backward", 1024, 1024)
 
 
+def test_softmax_backward_multiplies_gradient_and_result_first():
+    rows = [tensor(40, 128, 256), tensor(40, 128, 256)]
+    product, reduced = launches(node("_softmax_backward_data", rows, rows[:1], options=(("dim", -1),), phase="backward"))
+    assert (product.kernel.family, reduced.kernel.family) == ("memory_pass", "softmax_backward")
+    assert product.kernel.read_bytes == 2 * product.kernel.written_bytes == 2 * 40 * 128 * 256 * 4
+    (alone,) = launches(node("_log_softmax_backward_data", rows, rows[:1], options=(("dim", -1),), phase="backward"))
+    assert alone.kernel.family == "softmax_backward"
+
+
 def test_the_gradient_of_an_embedding_clears_its_table_first():
     found = launches(node("embedding_dense_backward", [tensor(2, 512, 1024), tensor(2, 512, dtype="int64")], [tensor(30522, 1024)]))
     assert found[0].kernel.written_bytes == 30522 * 1024 * 4

@@ -1,14 +1,23 @@
 """Whole PyTorch models in FP32, forward and backward: NeuSight's labels, beside the four predictors it stored."""
 
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
 import polars as pl
 
+from benchmarks.accuracy.ours import Group, Learned
 from benchmarks.accuracy.peer_tables import Share, errors, parquet, plain, scored, share
+from benchmarks.accuracy.progress import say
 from benchmarks.accuracy.result import Result, Suite
+from benchmarks.accuracy.suites import fp32_kernels
 from tilecast import hardware
 from tilecast.datasets import splits, store
 from tilecast.datasets.sources.neusight import GPUS
 from tilecast.engines.step import predict_step
 from tilecast.errors import UnknownName
+from tilecast.predictors import predict_kernel
+from tilecast.workloads.aggregate import Price
 from tilecast.workloads.step_models import resolved
 
 CASE = ("gpu", "model", "mode", "seq_len", "batch", "option")
@@ -49,7 +58,41 @@ def peers(measured: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def ours(measured: pl.DataFrame) -> pl.DataFrame:
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """What a step reads of a kernel's prediction."""
+
+    median_s: Any
+    low_s: Any
+    high_s: Any
+    bound_s: Any
+    analysis: Any
+    basis: Any
+
+
+def peers_price(quick: bool) -> Price:
+    """Kernels priced with what NeuSight's protocol allows: its training rows of matrix products on its training GPUs, else physics."""
+    train = pl.concat([fp32_kernels.sides(op, quick)[0] for op in ("bmm", "linear")], how="diagonal_relaxed")
+    say(f"  matrix products: {train.height:,} training rows")
+    fitted = Learned(own=fp32_kernels.TRAINED_ON)
+    fitted.fit(train, "gemm")
+
+    def price(kernel: Any, gpu: hardware.GpuSpec, *, cache: str, engine: str) -> Any:
+        plain_answer = predict_kernel(kernel, gpu, cache=cache, engine=engine, learned=False)
+        if kernel.family != "gemm" or fitted.correction is None:
+            return plain_answer
+        asked = replace(kernel, identity=None)
+        low_s, median_s, high_s = fitted._interval(Group(np.arange(len(plain_answer.median_s)), asked, gpu, plain_answer.protocol, engine))
+        known = np.isfinite(low_s)
+        return Priced(
+            median_s, np.where(known, low_s, plain_answer.low_s), np.where(known, high_s, plain_answer.high_s), plain_answer.bound_s,
+            plain_answer.analysis, np.where(known, "unseen-gpu" if gpu.id not in fp32_kernels.TRAINED_ON else "interpolated", "analytic"),
+        )  # fmt: skip
+
+    return price
+
+
+def ours(measured: pl.DataFrame, name: str = "tilecast", **how: Any) -> pl.DataFrame:
     """Our own answer for every plain case on one GPU: `tilecast step` without an optimizer, the loss of the forward pass left out."""
     predicted = []
     for case in measured.filter((pl.col("option") == "") & (pl.col("num_gpus") == 1)).select(CASE).unique(maintain_order=True).to_dicts():
@@ -58,7 +101,7 @@ def ours(measured: pl.DataFrame) -> pl.DataFrame:
         except UnknownName:
             continue  # a stray label of a model that nobody describes
         sizes = {"batch": case["batch"], "seq": case["seq_len"]}
-        found = predict_step(case["model"], case["gpu"], mode=case["mode"], **sizes, dtype="fp32", attention="eager", optimizer=None)
+        found = predict_step(case["model"], case["gpu"], mode=case["mode"], **sizes, dtype="fp32", attention="eager", optimizer=None, **how)
         forward = {side: getattr(found.forward_s, side) - getattr(found.loss_s, side) for side in ("median", "low", "high")}
         backward = found.backward_s.to_dict()
         parts = {"forward": forward, "backward": backward, "total": {side: forward[side] + backward[side] for side in forward}}
@@ -67,7 +110,7 @@ def ours(measured: pl.DataFrame) -> pl.DataFrame:
         ]
     frame = pl.DataFrame(predicted, schema_overrides={name: measured.schema[name] for name in (*CASE, "part")})
     joined = measured.join(frame, on=[*CASE, "part"], how="inner", maintain_order="left")
-    return scored(joined, "tilecast", "ours").select(*measured.columns, "predictor", "kind", "predicted", "low", "high")
+    return scored(joined, name, "ours").select(*measured.columns, "predictor", "kind", "predicted", "low", "high")
 
 
 def scaled_roofline(predictions: pl.DataFrame) -> pl.DataFrame:
@@ -86,8 +129,9 @@ def scaled_roofline(predictions: pl.DataFrame) -> pl.DataFrame:
 def run(quick: bool) -> Result:
     measured = cases()
     stored = peers(measured)
-    own = ours(measured)
-    predictions = pl.concat([own.drop("low", "high"), stored, scaled_roofline(stored)])
+    own = ours(measured, price=peers_price(quick))
+    more = [ours(measured, "tilecast, all kernel data"), ours(measured, "tilecast, physics alone", learned=False)]
+    predictions = pl.concat([*(frame.drop("low", "high") for frame in (own, *more)), stored, scaled_roofline(stored)])
     shares: list[Share] = []
     for name in SLICES:
         inside = predictions.filter(pl.col("slice") == name)
@@ -118,7 +162,8 @@ def run(quick: bool) -> Result:
             "NeuSight trained on P4, P100, V100, T4, A100-40GB, MI100 and MI210: L4, A100-80GB and the 4-GPU A100s are new to it.",
             "NeuSight's errors of forward and backward are twice those of its total: they have opposite signs.",
             "Only NeuSight predicted fused, AMD and 4-GPU runs: compare the others with it slice by slice.",
-            "Tilecast runs its own graphs with the kernel weights that ship; fused and 4-GPU runs it does not predict yet.",
+            "Tilecast runs its own graphs, its matrix products with weights fitted on NeuSight's training rows; `all kernel data` are the"
+            " weights that ship, which know L4 and A100-80GB. Fused and 4-GPU runs it does not predict yet.",
             "Backward includes the accumulation of gradients, on both sides; there is no optimizer step.",
             "MI210, GPT2-Large, batch 4, training is an anomalous label; it is kept here as in NeuSight's own figures, and left out in"
             " the scores that say so.",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from tilecast.hardware import GpuSpec
 from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.kernels.optimizer_update import IMPLEMENTATIONS, KINDS, OptimizerUpdate
 from tilecast.markup import html_table
-from tilecast.workloads.aggregate import BASES, CallTime, joined, price_step, weakest
+from tilecast.predictors import predict_kernel
+from tilecast.workloads.aggregate import BASES, CallTime, Price, joined, price_step, weakest
 from tilecast.workloads.aten import launches, matrix_flop
 from tilecast.workloads.graph import KernelCall, Step
 from tilecast.workloads.opgraph import Node, OpGraph, load_graph
@@ -160,12 +162,13 @@ def predict_step(
     recompute: bool = False,
     optimizer: str | None = "adamw",
     learned: bool = True,
+    price: Price | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> StepPrediction:
     """How long one step takes. `model` is a bundled id, a config.json, a saved graph's file, or an OpGraph from `tilecast.trace`.
 
     `batch` is the global batch. Without an optimizer nothing clears the gradients, so each is added to what is there; with one they are
-    set to None, as PyTorch does by default, and only further micro-batches add.
+    set to None, as PyTorch does by default, and only further micro-batches add. `price` stands in for `predict_kernel`: other weights.
     """
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
     if runtime not in RUNTIMES:
@@ -180,7 +183,8 @@ def predict_step(
         raise InvalidInput("micro_batches is for training: an inference pass has one")
     matrix_dtype = "tf32" if dtype == "tf32" and "tf32" in spec.tensor_flop_per_clock_per_sm else None
     extra = _updates(graph, kind if training else None, how, accumulates=training and (kind is None or micro_batches > 1))
-    return _priced(graph, spec, matrix_dtype, extra, learned, micro_batches, kind if training else None, {
+    priced = price or partial(predict_kernel, learned=learned)
+    return _priced(graph, spec, matrix_dtype, extra, priced, micro_batches, kind if training else None, {
         "model": graph.name, "gpu": spec.id, "mode": graph.mode, "batch": (graph.batch or 0) * micro_batches or batch, "seq": graph.seq,
         "dtype": dtype, "runtime": runtime, "attention": attention, "micro_batches": micro_batches, "recompute": graph.recompute,
         "optimizer": optimizer if training else None, "num_parameters": graph.num_parameters,
@@ -236,7 +240,7 @@ def _updates(graph: OpGraph, kind: str | None, how: str, *, accumulates: bool) -
 
 
 def _priced(
-    graph: OpGraph, gpu: GpuSpec, matrix_dtype: str | None, extra: list[KernelCall], learned: bool, micro_batches: int,
+    graph: OpGraph, gpu: GpuSpec, matrix_dtype: str | None, extra: list[KernelCall], price: Price, micro_batches: int,
     kind: str | None, inputs: dict[str, Any],
 ) -> StepPrediction:  # fmt: skip
     calls: list[KernelCall] = []
@@ -252,10 +256,8 @@ def _priced(
     known += [True] * len(extra)
     if not calls:
         raise InvalidInput(f"{graph.name} runs no kernel: its graph has views alone")
-    from tilecast.predictors import predict_kernel
-
     step = Step("prefill", tuple(calls))
-    timed = price_step(step, gpu, price=lambda *given, **how: predict_kernel(*given, learned=learned, **how))
+    timed = price_step(step, gpu, price)
     waits = _timeline(graph, places, timed.calls, extra)
 
     per_phase: dict[str, Interval] = {}

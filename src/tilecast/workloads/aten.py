@@ -192,9 +192,16 @@ def _softmax(node: Node, _: str | None) -> tuple[Any, ...]:
     return (Softmax(**_rows_and_columns(tensor, tensor.shape[int(dict(node.options).get("dim", -1))] if tensor.shape else 1)),)
 
 
-def _softmax_backward(node: Node, _: str | None) -> tuple[Any, ...]:
+def _log_softmax_backward(node: Node, _: str | None) -> tuple[Any, ...]:
     tensor = node.inputs[0]
     return (SoftmaxBackward(**_rows_and_columns(tensor, tensor.shape[int(dict(node.options).get("dim", -1))])),)
+
+
+def _softmax_backward(node: Node, _: str | None) -> tuple[Any, ...]:
+    """PyTorch multiplies gradient and result in a kernel of its own first."""
+    tensor = node.inputs[0]
+    product = MemoryPass(read_bytes=2 * tensor.nbytes, written_bytes=max(1, tensor.nbytes), flop=tensor.numel)
+    return (product, *_log_softmax_backward(node, _))
 
 
 def _layer_norm(node: Node, _: str | None) -> tuple[Any, ...]:
@@ -290,7 +297,7 @@ RULES: dict[str, Rule] = {
     "mm": _mm, "bmm": _mm, "addmm": _addmm, "baddbmm": _addmm,
     "convolution": _convolution, "convolution_backward": _convolution_backward,
     "_softmax": _softmax, "_log_softmax": _softmax, "_safe_softmax": _softmax,
-    "_softmax_backward_data": _softmax_backward, "_log_softmax_backward_data": _softmax_backward,
+    "_softmax_backward_data": _softmax_backward, "_log_softmax_backward_data": _log_softmax_backward,
     "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm_backward, "_fused_rms_norm": _rms_norm,
     "rms_norm": _rms_norm,
     **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
