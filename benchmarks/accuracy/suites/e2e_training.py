@@ -1,12 +1,11 @@
 """Whole PyTorch models in FP32, forward and backward: NeuSight's labels, beside the four predictors it stored."""
 
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import polars as pl
 
-from benchmarks.accuracy.ours import Group, Learned
+from benchmarks.accuracy.ours import Learned
 from benchmarks.accuracy.peer_tables import Share, errors, parquet, plain, scored, share
 from benchmarks.accuracy.progress import say
 from benchmarks.accuracy.result import Result, Suite
@@ -58,38 +57,13 @@ def peers(measured: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Priced:
-    """What a step reads of a kernel's prediction."""
-
-    median_s: Any
-    low_s: Any
-    high_s: Any
-    bound_s: Any
-    analysis: Any
-    basis: Any
-
-
 def peers_price(quick: bool) -> Price:
     """Kernels priced with what NeuSight's protocol allows: its training rows of matrix products on its training GPUs, else physics."""
     train = pl.concat([fp32_kernels.sides(op, quick)[0] for op in ("bmm", "linear")], how="diagonal_relaxed")
     say(f"  matrix products: {train.height:,} training rows")
-    fitted = Learned(own=fp32_kernels.TRAINED_ON)
+    fitted = Learned(bases=("interpolated", "unseen-gpu", "unseen-generation"), own=fp32_kernels.TRAINED_ON)
     fitted.fit(train, "gemm")
-
-    def price(kernel: Any, gpu: hardware.GpuSpec, *, cache: str, engine: str) -> Any:
-        plain_answer = predict_kernel(kernel, gpu, cache=cache, engine=engine, learned=False)
-        if kernel.family != "gemm" or fitted.correction is None:
-            return plain_answer
-        asked = replace(kernel, identity=None)
-        low_s, median_s, high_s = fitted._interval(Group(np.arange(len(plain_answer.median_s)), asked, gpu, plain_answer.protocol, engine))
-        known = np.isfinite(low_s)
-        return Priced(
-            median_s, np.where(known, low_s, plain_answer.low_s), np.where(known, high_s, plain_answer.high_s), plain_answer.bound_s,
-            plain_answer.analysis, np.where(known, "unseen-gpu" if gpu.id not in fp32_kernels.TRAINED_ON else "interpolated", "analytic"),
-        )  # fmt: skip
-
-    return price
+    return partial(predict_kernel, corrections={"gemm": fitted.correction} if fitted.correction is not None else {})
 
 
 def ours(measured: pl.DataFrame, name: str = "tilecast", **how: Any) -> pl.DataFrame:
