@@ -21,15 +21,23 @@ _EXPORTS = {
     "predict": "tilecast.engines.predict",
     "predict_kernel": "tilecast.predictors",
     "predict_load": "tilecast.serving.load",
+    "step": "tilecast.engines.step",
+    "trace": "tilecast.workloads.tracing",
+    "load_graph": "tilecast.workloads.opgraph",
     "TilecastError": "tilecast.errors",
 }
 
+_RENAMED = {"step": "predict_step"}  # public name -> its name there, where they differ
+
 if TYPE_CHECKING:
     from tilecast.engines.predict import predict
+    from tilecast.engines.step import predict_step as step
     from tilecast.errors import TilecastError
     from tilecast.hardware import GpuSpec, NodeSpec, gpu, gpus, node, nodes
     from tilecast.predictors import predict_kernel
     from tilecast.serving.load import predict_load
+    from tilecast.workloads.opgraph import load_graph
+    from tilecast.workloads.tracing import trace
 
 __all__ = [
     "GpuSpec",
@@ -38,17 +46,20 @@ __all__ = [
     "__version__",
     "gpu",
     "gpus",
+    "load_graph",
     "node",
     "nodes",
     "predict",
     "predict_kernel",
     "predict_load",
+    "step",
+    "trace",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
-        return getattr(import_module(_EXPORTS[name]), name)
+        return getattr(import_module(_EXPORTS[name]), _RENAMED.get(name, name))
     raise AttributeError(f"module 'tilecast' has no attribute {name!r}")
 
 

@@ -13,6 +13,7 @@ from tilecast.errors import TilecastError, UnknownName
 # Command -> one line of help. Its file is imported when it runs, so --help stays fast however many there are.
 COMMANDS = {
     "predict": "How fast a whole model serves a batch: first token, time per token, memory, where the time goes.",
+    "step": "How long a forward pass or a training step of a PyTorch model takes.",
     "support": "Which data the kernels of a model rest on, on a GPU.",
     "kernel": "How long one kernel takes on a GPU, what binds it, and why.",
     "kernels": "The same for every row of a CSV or parquet file.",

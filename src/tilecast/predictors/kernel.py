@@ -15,7 +15,7 @@ from tilecast.execution import Analysis, Once, Protocol
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
-from tilecast.learning.correction import usable
+from tilecast.learning.correction import Correction, usable
 from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
 
@@ -77,10 +77,11 @@ def predict_kernel(
     learned: bool = True,
     overrides: Mapping[str, object] | None = None,
     profile: "Profile | str | Path | None" = None,
+    corrections: Mapping[str, Correction] | None = None,
 ) -> KernelPrediction:
     """How long `kernel` takes on `gpu`; sizes may be arrays, one entry per launch. `learned=False` gives physics alone.
 
-    `profile` is what `tilecast calibrate` made of measurements on this GPU, or its file.
+    `profile` is what `tilecast calibrate` made of measurements on this GPU, or its file; `corrections` stand in for the package's own.
 
     >>> from tilecast.kernels.gemm import Gemm
     >>> float(predict_kernel(Gemm(m=4096, n=4096, k=4096), gpu="h100-sxm").median_s[0]) > 1e-4
@@ -92,9 +93,9 @@ def predict_kernel(
     run = in_engine(kernel, engine)
     blocks = _blocks(run)
     if len(blocks) == 1:
-        joined = _predict_part(run, spec, protocol, engine, learned, measured)
+        joined = _predict_part(run, spec, protocol, engine, learned, measured, corrections)
     else:
-        joined = _concatenated([_predict_part(block, spec, protocol, engine, learned, measured).settled() for block in blocks])
+        joined = _concatenated([_predict_part(block, spec, protocol, engine, learned, measured, corrections).settled() for block in blocks])
     return KernelPrediction(
         kernel=kernel,
         gpu=spec,
@@ -129,9 +130,13 @@ class _Part:
         return self
 
 
-def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool, profile: "Profile | None" = None) -> _Part:
+def _predict_part(
+    kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool, profile: "Profile | None" = None,
+    corrections: Mapping[str, Correction] | None = None,
+) -> _Part:  # fmt: skip
     found = priced(kernel, gpu, protocol)
-    correction = usable(kernel.family) if learned and kernel.family in SIZES else None
+    find = usable if corrections is None else corrections.get
+    correction = find(kernel.family) if learned and kernel.family in SIZES else None
     asked = launches(kernel, gpu, found, engine) if correction is not None else None
     median_s = np.atleast_1d(found.analytic_s)
     if correction is None or asked is None or not correction.applies_to(asked):

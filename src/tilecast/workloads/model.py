@@ -194,6 +194,14 @@ def model_config(model: str | Path | Mapping[str, Any] | ModelConfig) -> ModelCo
     return read_config(_table(Path(model)), str(model))
 
 
+def config_table(model: str) -> Mapping[str, Any]:
+    """The facts behind a bundled id, or the parsed config.json of a file or folder."""
+    if (found := _exact(model)) is not None:
+        return found
+    id = _bundled_id(model)
+    return _bundled()[id] if id is not None else _table(Path(model))
+
+
 def _exact(id: str) -> Mapping[str, Any] | None:
     """A bundled model by its very id, without reading all the others."""
     file = FOLDER / f"{id.replace('/', '--', 1)}.toml"

@@ -1,0 +1,50 @@
+"""The backward pass of fused attention: five products where the forward pass has two, over the same tiles."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from tilecast.execution import Protocol, TaskSet
+from tilecast.hardware import GpuSpec
+from tilecast.kernels.attention import AttentionPrefill
+
+PRODUCTS = 2.5  # scores again, and one gradient each for scores, queries, keys and values, over two
+TRAFFIC = 2.0  # gradients beside values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionBackward:
+    """Gradients of queries, keys and values of `batch` texts; sizes as in attention_prefill."""
+
+    family: ClassVar[str] = "attention_backward"
+
+    batch: Any = 1
+    q_len: Any = None
+    kv_len: Any = None
+    num_heads: Any
+    num_kv_heads: Any = None
+    head_dim: Any = 128
+    causal: Any = True
+    dtype: str = "bf16"
+    identity: str | None = None
+
+    def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
+        forward = AttentionPrefill(
+            batch=self.batch,
+            q_len=self.q_len,
+            kv_len=self.kv_len,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            causal=self.causal,
+            dtype=self.dtype,
+            identity=self.identity or "fa2",
+        ).tasks(gpu, protocol)
+        more = {
+            name: PRODUCTS * getattr(forward, name)
+            for name in ("least_flop", "matrix_flop", "vector_flop", "exposed_clocks", "special_ops")
+        }
+        wider = {name: TRAFFIC * getattr(forward, name) for name in ("least_bytes", "l2_bytes", "dram_bytes")}
+        return replace(forward, **more, **wider)
+
+
+KERNELS = (AttentionBackward,)

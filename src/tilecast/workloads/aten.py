@@ -1,0 +1,316 @@
+"""Which kernel does an ATen operator: one table. Views cost nothing; what is not in it is a pass over its bytes, and is said so.
+
+Shapes come from the graph, so nothing here knows PyTorch.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from tilecast.errors import InvalidInput
+from tilecast.kernels.attention import AttentionPrefill
+from tilecast.kernels.attention_backward import AttentionBackward
+from tilecast.kernels.conv2d import Conv2d
+from tilecast.kernels.embedding import Embedding
+from tilecast.kernels.gemm import Gemm
+from tilecast.kernels.layer_norm import LayerNorm
+from tilecast.kernels.layer_norm_backward import LayerNormBackward
+from tilecast.kernels.memory_pass import MemoryPass
+from tilecast.kernels.rms_norm import RmsNorm
+from tilecast.kernels.softmax import Softmax
+from tilecast.kernels.softmax_backward import SoftmaxBackward
+from tilecast.workloads.opgraph import Node, TensorShape
+
+FLOATS = ("fp16", "bf16", "fp32", "fp64")
+# FLOP and special-function operations on one element of the result; a copy has neither.
+POINTWISE: dict[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        "clone copy _to_copy cat stack fill full full_like zeros zeros_like ones ones_like empty empty_like arange new_zeros new_full "
+        "slice_backward select_backward constant_pad_nd roll flip triu tril repeat scalar_tensor masked_fill "
+        "where expand_copy view_copy".split(),
+        (0.0, 0.0),
+    ),
+    **dict.fromkeys(
+        "add sub rsub mul neg abs relu threshold_backward maximum minimum clamp clamp_min clamp_max lt le gt ge eq ne logical_not "
+        "logical_and logical_or bitwise_and bitwise_or bitwise_not sign hardtanh leaky_relu leaky_relu_backward native_dropout_backward "
+        "addcmul lerp bernoulli".split(),
+        (1.0, 0.0),
+    ),
+    "pow": (2.0, 0.0),  # the exponents of models are small whole numbers, which PyTorch multiplies out
+    "div": (8.0, 1.0), "reciprocal": (8.0, 1.0), "rsqrt": (2.0, 1.0), "sqrt": (2.0, 1.0), "exp": (2.0, 1.0), "log": (2.0, 1.0),
+    "sin": (8.0, 1.0), "cos": (8.0, 1.0), "tanh": (12.0, 2.0), "tanh_backward": (3.0, 0.0), "sigmoid": (4.0, 2.0),
+    "sigmoid_backward": (3.0, 0.0), "silu": (4.0, 2.0), "silu_backward": (8.0, 2.0), "gelu": (30.0, 1.0), "gelu_backward": (40.0, 2.0),
+    "erf": (25.0, 1.0), "native_dropout": (12.0, 0.0), "addcdiv": (10.0, 1.0),
+}  # fmt: skip
+REDUCTIONS = (
+    "sum",
+    "mean",
+    "amax",
+    "amin",
+    "max",
+    "min",
+    "any",
+    "all",
+    "var_mean",
+    "var",
+    "argmax",
+    "argmin",
+    "norm",
+    "linalg_vector_norm",
+    "prod",
+)
+SORT_PASSES = 4  # kernels of a radix sort
+EMBEDDING_SORTED = 3072  # tokens from which the gradient of an embedding is made by sorting
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel of an operator."""
+
+    kernel: Any
+    is_known: bool = True  # False: nothing is known of the operator but its bytes
+
+
+@lru_cache(maxsize=65_536)
+def launches(node: Node, matrix_dtype: str | None = None) -> tuple[Launch, ...]:
+    """The kernels eager PyTorch runs for a node. `matrix_dtype` replaces fp32 in matrix products: tf32."""
+    if node.is_view or not any(tensor.nbytes for tensor in node.outputs):
+        return ()
+    name = node.op.removeprefix("aten.").rstrip("_") if node.op.startswith("aten.") else node.op
+    if name in RULES:
+        return tuple(Launch(kernel) for kernel in RULES[name](node, matrix_dtype))
+    if name in POINTWISE:
+        flop, special = POINTWISE[name]
+        return (Launch(_pass(node, flop, special)),)
+    if name in REDUCTIONS:
+        return (Launch(_pass(node, 1.0, 0.0, elements=sum(tensor.numel for tensor in node.inputs))),)
+    return (Launch(_pass(node, 1.0, 0.0), is_known=False),)
+
+
+def matrix_flop(node: Node) -> float:
+    """FLOP of the matrix products in a node, as torch.utils.flop_counter counts them: a causal mask spares nothing."""
+    total = 0.0
+    for launch in launches(node):
+        kernel = launch.kernel
+        if isinstance(kernel, Gemm):
+            total += 2.0 * kernel.batch * kernel.m * kernel.n * kernel.k
+        elif isinstance(kernel, Conv2d):
+            weight, result = node.inputs[1], node.outputs[0]
+            total += 2.0 * result.numel * math.prod(weight.shape[1:])
+        elif isinstance(kernel, AttentionPrefill | AttentionBackward):
+            products = 4.0 if isinstance(kernel, AttentionPrefill) else 10.0
+            total += products * kernel.batch * kernel.num_heads * kernel.q_len * kernel.kv_len * kernel.head_dim
+    return total
+
+
+# ---- rules -------------------------------------------------------------------------------------------------------
+
+
+def _pass(node: Node, flop: float, special: float, *, elements: int | None = None, read: int | None = None, passes: int = 1) -> MemoryPass:
+    made = sum(tensor.numel for tensor in node.outputs) if elements is None else elements
+    return MemoryPass(
+        read_bytes=sum(tensor.nbytes for tensor in node.inputs) if read is None else read,
+        written_bytes=max(1, sum(tensor.nbytes for tensor in node.outputs)),
+        flop=round(flop * made),
+        special_ops=round(special * made),
+        passes=passes,
+    )
+
+
+def _format(tensor: TensorShape, matrix_dtype: str | None) -> str:
+    if tensor.dtype not in FLOATS:
+        return "fp32"  # whole numbers are multiplied by the same units
+    return matrix_dtype if matrix_dtype is not None and tensor.dtype == "fp32" else tensor.dtype
+
+
+def _product(left: TensorShape, right: TensorShape, matrix_dtype: str | None, bias: bool) -> tuple[Any, ...]:
+    *batches, m, k = left.shape
+    n = right.shape[-1]
+    if right.shape[-2] != k:
+        raise InvalidInput(f"a product of {left.shape} and {right.shape} is none: the inner sizes differ")
+    return (Gemm(m=m, n=n, k=k, batch=math.prod(batches), bias=bias, dtype=_format(left, matrix_dtype)),)
+
+
+def _mm(node: Node, matrix_dtype: str | None) -> tuple[Any, ...]:
+    left, right = (node.inputs * 2)[:2]  # a matrix times itself is one input
+    return _product(left, right, matrix_dtype, False)
+
+
+def _addmm(node: Node, matrix_dtype: str | None) -> tuple[Any, ...]:
+    return _product(node.inputs[-2], node.inputs[-1], matrix_dtype, True)
+
+
+def _convolution(node: Node, matrix_dtype: str | None) -> tuple[Any, ...]:
+    image, weight, result = node.inputs[0], node.inputs[1], node.outputs[0]
+    options = dict(node.options)
+    dtype = _format(image, matrix_dtype)
+    groups, per_output = int(options["groups"]), math.prod(weight.shape[1:])
+    sides, strides, paddings = set(weight.shape[2:]), set(options["stride"]), set(options["padding"])
+    is_plain = len(image.shape) == 4 and groups == 1 and not options["transposed"] and set(options["dilation"]) <= {1}
+    if is_plain and len(sides) == len(strides) == len(paddings) == 1:
+        batch, channels, height, width = image.shape
+        return (
+            Conv2d(
+                batch=batch, in_channels=channels, out_channels=weight.shape[0], height=height, width=width, kernel=sides.pop(),
+                stride=strides.pop(), padding=paddings.pop(), dtype=dtype,
+            ),
+        )  # fmt: skip
+    if groups == image.shape[1] == weight.shape[0]:  # every channel by itself: no product of matrices
+        return (_pass(node, 2.0 * per_output, 0.0),)
+    pixels = result.numel // result.shape[1]
+    return (Gemm(m=pixels, n=max(1, weight.shape[0] // groups), k=per_output, batch=groups, dtype=dtype),)
+
+
+def _convolution_backward(node: Node, matrix_dtype: str | None) -> tuple[Any, ...]:
+    """One product for the image's gradient, where it is asked for, and one for the weight's; the bias' is a sum."""
+    gradient, image, weight = node.inputs[0], node.inputs[1], node.inputs[2]
+    options = dict(node.options)
+    dtype, groups, window = _format(gradient, matrix_dtype), int(options["groups"]), math.prod(weight.shape[2:])
+    pixels = gradient.numel // gradient.shape[1]
+    outputs, channels = max(1, weight.shape[0] // groups), weight.shape[1]
+    asked = tuple(options["output_mask"])
+    image_pixels = image.numel // image.shape[1]
+    made: list[Any] = []
+    if asked[0]:
+        made.append(Gemm(m=max(1, pixels if pixels < image_pixels else image_pixels), n=channels * (window if pixels < image_pixels else 1),
+                         k=outputs * (1 if pixels < image_pixels else window), batch=groups, dtype=dtype))  # fmt: skip
+    if asked[1]:
+        made.append(Gemm(m=outputs, n=channels * window, k=pixels, batch=groups, dtype=dtype))
+    if asked[2]:
+        made.append(MemoryPass(read_bytes=gradient.nbytes, written_bytes=max(1, gradient.shape[1] * 4), flop=gradient.numel))
+    return tuple(made)
+
+
+def _rows_and_columns(tensor: TensorShape, columns: int) -> dict[str, Any]:
+    return {"rows": max(1, tensor.numel // columns), "cols": columns, "dtype": tensor.dtype}
+
+
+def _softmax(node: Node, _: str | None) -> tuple[Any, ...]:
+    tensor = node.outputs[0]
+    return (Softmax(**_rows_and_columns(tensor, tensor.shape[int(dict(node.options).get("dim", -1))] if tensor.shape else 1)),)
+
+
+def _log_softmax_backward(node: Node, _: str | None) -> tuple[Any, ...]:
+    tensor = node.inputs[0]
+    return (SoftmaxBackward(**_rows_and_columns(tensor, tensor.shape[int(dict(node.options).get("dim", -1))])),)
+
+
+def _softmax_backward(node: Node, _: str | None) -> tuple[Any, ...]:
+    """PyTorch multiplies gradient and result in a kernel of its own first."""
+    tensor = node.inputs[0]
+    product = MemoryPass(read_bytes=2 * tensor.nbytes, written_bytes=max(1, tensor.nbytes), flop=tensor.numel)
+    return (product, *_log_softmax_backward(node, _))
+
+
+def _layer_norm(node: Node, _: str | None) -> tuple[Any, ...]:
+    return (LayerNorm(**_rows_and_columns(node.inputs[0], _normed(node))),)
+
+
+def _layer_norm_backward(node: Node, _: str | None) -> tuple[Any, ...]:
+    return (LayerNormBackward(**_rows_and_columns(node.inputs[0], _normed(node))),)
+
+
+def _normed(node: Node) -> int:
+    """Columns of one row: as many as there are rows of statistics, else of the weight."""
+    statistics = [tensor.numel for tensor in (*node.outputs, *node.inputs) if tensor.shape and tensor.shape[-1] == 1]
+    rows = max(statistics, default=max(1, node.inputs[0].numel // node.inputs[0].shape[-1]))
+    return max(1, node.inputs[0].numel // rows)
+
+
+def _rms_norm(node: Node, _: str | None) -> tuple[Any, ...]:
+    return (RmsNorm(**_rows_and_columns(node.inputs[0], node.inputs[0].shape[-1])),)
+
+
+def _batch_norm(node: Node, _: str | None) -> tuple[Any, ...]:
+    """Statistics first, then the result: the image is read twice."""
+    return (_pass(node, 8.0, 0.0, read=2 * node.inputs[0].nbytes, passes=2),)
+
+
+def _batch_norm_backward(node: Node, _: str | None) -> tuple[Any, ...]:
+    return (_pass(node, 12.0, 0.0, read=2 * (node.inputs[0].nbytes + node.inputs[1].nbytes), passes=2),)
+
+
+def _embedding(node: Node, _: str | None) -> tuple[Any, ...]:
+    table, tokens = node.inputs[0], node.inputs[1]
+    return (Embedding(rows=max(1, tokens.numel), cols=table.shape[-1], vocab_size=table.shape[0], dtype=table.dtype),)
+
+
+def _embedding_backward(node: Node, _: str | None) -> tuple[Any, ...]:
+    """A table of zeros, then every token's gradient is added to its row; many tokens are sorted first."""
+    gradient, tokens = node.inputs[0], node.inputs[1]
+    table = node.outputs[0]
+    is_sorted = tokens.numel > EMBEDDING_SORTED
+    moved = gradient.nbytes * (2 if is_sorted else 1)  # sorted ones are summed in parts
+    return (
+        MemoryPass(written_bytes=max(1, table.nbytes)),
+        MemoryPass(
+            read_bytes=moved + min(table.nbytes, gradient.nbytes) + tokens.nbytes,
+            written_bytes=max(1, min(table.nbytes, gradient.nbytes)),
+            flop=gradient.numel,
+            passes=SORT_PASSES + 3 if is_sorted else 1,
+        ),
+    )
+
+
+def _attention_sizes(query: TensorShape, key: TensorShape, node: Node) -> dict[str, Any]:
+    batch, heads, tokens, width = query.shape
+    return {
+        "batch": batch, "q_len": tokens, "kv_len": key.shape[2], "num_heads": heads, "num_kv_heads": key.shape[1], "head_dim": width,
+        "causal": bool(dict(node.options).get("is_causal", False)), "dtype": query.dtype, "identity": "fa2",
+    }  # fmt: skip
+
+
+def _attention(node: Node, _: str | None) -> tuple[Any, ...]:
+    query, key = (node.inputs * 2)[:2]
+    return (AttentionPrefill(**_attention_sizes(query, key, node), engine="sglang"),)
+
+
+def _attention_backward(node: Node, _: str | None) -> tuple[Any, ...]:
+    return (AttentionBackward(**_attention_sizes(node.inputs[1], node.inputs[2], node)),)
+
+
+def _nll_loss(node: Node, _: str | None) -> tuple[Any, ...]:
+    """One logit of every row."""
+    rows = node.inputs[0].shape[0] if node.inputs[0].shape else 1
+    return (_pass(node, 0.0, 0.0, read=32 * rows),)
+
+
+def _nll_loss_backward(node: Node, _: str | None) -> tuple[Any, ...]:
+    """Zeros, then one entry of every row."""
+    return (_pass(node, 0.0, 0.0, read=0), MemoryPass(read_bytes=8 * node.outputs[0].shape[0], written_bytes=32 * node.outputs[0].shape[0]))
+
+
+def _gather(node: Node, _: str | None) -> tuple[Any, ...]:
+    """Only what is picked is read."""
+    made = sum(tensor.nbytes for tensor in node.outputs)
+    return (_pass(node, 0.0, 0.0, read=made + sum(tensor.nbytes for tensor in node.inputs[1:])),)
+
+
+def _sorted(node: Node, _: str | None) -> tuple[Any, ...]:
+    return (_pass(node, 4.0, 0.0, read=SORT_PASSES * node.inputs[0].nbytes, passes=SORT_PASSES),)
+
+
+Rule = Callable[[Node, str | None], tuple[Any, ...]]
+RULES: dict[str, Rule] = {
+    "mm": _mm, "bmm": _mm, "addmm": _addmm, "baddbmm": _addmm,
+    "convolution": _convolution, "convolution_backward": _convolution_backward,
+    "_softmax": _softmax, "_log_softmax": _softmax, "_safe_softmax": _softmax,
+    "_softmax_backward_data": _softmax_backward, "_log_softmax_backward_data": _log_softmax_backward,
+    "native_layer_norm": _layer_norm, "native_layer_norm_backward": _layer_norm_backward, "_fused_rms_norm": _rms_norm,
+    "rms_norm": _rms_norm,
+    **dict.fromkeys(("native_batch_norm", "_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training",
+                     "_native_batch_norm_legit",
+                     "native_group_norm", "_batch_norm_with_update_functional", "_batch_norm_no_update"), _batch_norm),
+    **dict.fromkeys(("native_batch_norm_backward", "native_group_norm_backward", "batch_norm_backward"), _batch_norm_backward),
+    "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
+    **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
+                     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"), _attention),
+    **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward",
+                     "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward"),
+                    _attention_backward),
+    "nll_loss_forward": _nll_loss, "nll_loss_backward": _nll_loss_backward,
+    **dict.fromkeys(("index", "gather", "index_select"), _gather),
+    **dict.fromkeys(("sort", "topk", "argsort", "unique"), _sorted),
+}  # fmt: skip

@@ -1,0 +1,328 @@
+"""OpGraph: the operators of a forward pass or a training step, in the order they run, with the tensors they read, write and free.
+
+A graph says nothing about kernels or GPUs. Runs of equal layers are folded: a segment holds its operators once and how often they repeat,
+and unfolding gives back exactly the traced sequence. Saved as JSON (docs/training.md has the schema); a dimension may be text such as
+"16*B*S", a product of a number, the batch B and the tokens S, so that one file serves every batch and length.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilecast.errors import InvalidInput, MissingData
+
+SCHEMA = "tilecast.opgraph/1"
+PHASES = ("forward", "loss", "backward")
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "fp8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8,
+}  # fmt: skip
+LARGEST = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """`distinct` is the shape in memory where the tensor was expanded: a dimension of stride 0 counts once."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    distinct: tuple[int, ...] | None = None
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory that is read or written."""
+        return math.prod(self.shape if self.distinct is None else self.distinct) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator: `op` as PyTorch's dispatcher names it, such as aten.addmm."""
+
+    op: str
+    phase: str
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
+    frees: tuple[TensorShape, ...] = ()  # memory whose last use this is
+    options: tuple[tuple[str, Any], ...] = ()  # what a time depends on besides shapes, such as a stride
+    is_view: bool = False  # no kernel runs, nothing is allocated
+
+    @property
+    def allocated_bytes(self) -> int:
+        return 0 if self.is_view else sum(tensor.nbytes for tensor in self.outputs)
+
+    @property
+    def freed_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.frees)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    repeat: int
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpGraph:
+    name: str
+    mode: str  # inference or training
+    segments: tuple[Segment, ...]
+    parameters: tuple[tuple[TensorShape, int], ...]  # trainable tensors, and how many of each shape
+    buffers_bytes: int = 0
+    inputs_bytes: int = 0
+    batch: int | None = None
+    seq: int | None = None
+    recompute: bool = False
+    torch_version: str = ""
+    notes: tuple[str, ...] = ()
+    _counted: dict[Node, int] = field(default_factory=dict, repr=False, compare=False)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every operator, layers unfolded."""
+        for segment in self.segments:
+            for _ in range(segment.repeat):
+                yield from segment.nodes
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(segment.repeat * len(segment.nodes) for segment in self.segments)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(tensor.numel * times for tensor, times in self.parameters)
+
+    @property
+    def num_parameter_tensors(self) -> int:
+        return sum(times for _, times in self.parameters)
+
+    @property
+    def weights_bytes(self) -> int:
+        return sum(tensor.nbytes * times for tensor, times in self.parameters)
+
+    def counted(self) -> dict[Node, int]:
+        """Each distinct operator and how often it runs."""
+        if not self._counted:
+            for segment in self.segments:
+                for node in segment.nodes:
+                    self._counted[node] = self._counted.get(node, 0) + segment.repeat
+        return self._counted
+
+    def live_bytes(self) -> dict[str, int]:
+        """Most memory held at once in each phase, weights left out; and what is held when the forward pass ends."""
+        live, peaks, kept = 0, dict.fromkeys(PHASES, 0), 0
+        for segment in self.segments:
+            for index in range(segment.repeat):
+                before = live
+                for node in segment.nodes:
+                    live += node.allocated_bytes
+                    peaks[node.phase] = max(peaks[node.phase], live)
+                    live -= node.freed_bytes
+                    if node.phase != "backward":
+                        kept = live
+                gained = live - before
+                left = segment.repeat - 1 - index
+                if left > 1 and segment.nodes[0].phase == segment.nodes[-1].phase:  # every further repetition gains the same
+                    live += gained * (left - 1)
+                    kept = live if segment.nodes[-1].phase != "backward" else kept
+                    before = live
+                    for node in segment.nodes:
+                        live += node.allocated_bytes
+                        peaks[node.phase] = max(peaks[node.phase], live)
+                        live -= node.freed_bytes
+                        if node.phase != "backward":
+                            kept = live
+                    break
+        return {**peaks, "kept": kept}
+
+    # ---- JSON ----------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        tensors: dict[TensorShape, int] = {}
+
+        def places(shapes: Iterable[TensorShape]) -> list[int]:
+            return [tensors.setdefault(shape, len(tensors)) for shape in shapes]
+
+        def plain(node: Node) -> dict[str, Any]:
+            entry: dict[str, Any] = {"op": node.op, "phase": node.phase, "in": places(node.inputs), "out": places(node.outputs)}
+            entry |= {"free": places(node.frees)} if node.frees else {}
+            entry |= {"options": dict(node.options)} if node.options else {}
+            return entry | ({"view": True} if node.is_view else {})
+
+        segments = [{"repeat": segment.repeat, "nodes": [plain(node) for node in segment.nodes]} for segment in self.segments]
+        parameters = [[places([tensor])[0], times] for tensor, times in self.parameters]
+        return {
+            "schema": SCHEMA, "name": self.name, "mode": self.mode, "batch": self.batch, "seq": self.seq, "recompute": self.recompute,
+            "torch_version": self.torch_version, "notes": list(self.notes), "buffers_bytes": self.buffers_bytes,
+            "inputs_bytes": self.inputs_bytes, "parameters": parameters, "segments": segments,
+            "tensors": [_tensor(shape) for shape in tensors],
+        }  # fmt: skip
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(json.dumps(self.to_dict(), separators=(",", ":")), encoding="utf-8")
+
+
+def _tensor(shape: TensorShape) -> list[Any]:
+    return [shape.dtype, list(shape.shape), *([list(shape.distinct)] if shape.distinct is not None else [])]
+
+
+def load_graph(path: str | Path) -> OpGraph:
+    """A graph that `OpGraph.save` wrote."""
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise MissingData(f"cannot read {path}: {problem.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as problem:
+        raise InvalidInput(f"{path} is not valid JSON: {problem}") from None
+    return graph_from(table, str(path))
+
+
+def graph_from(table: Any, where: str = "graph", **sizes: int) -> OpGraph:
+    """The graph of a parsed JSON; `sizes` (B, S) stand in for the letters in its dimensions."""
+    if not isinstance(table, Mapping) or table.get("schema") != SCHEMA:
+        raise InvalidInput(f"{where} holds no operator graph: its schema must be {SCHEMA!r}")
+    try:
+        tensors = [
+            TensorShape(dtype, _dims(shape, where, sizes), _dims(distinct[0], where, sizes) if distinct else None)
+            for dtype, shape, *distinct in table["tensors"]
+        ]
+        if unknown := {tensor.dtype for tensor in tensors} - set(ITEM_BYTES):
+            raise InvalidInput(f"{where}: unknown dtype {sorted(unknown)[0]!r}; known: {', '.join(ITEM_BYTES)}")
+
+        def node(entry: Mapping[str, Any]) -> Node:
+            if entry["phase"] not in PHASES:
+                raise InvalidInput(f"{where}: phase = {entry['phase']!r} must be one of {', '.join(PHASES)}")
+            shapes = {key: tuple(tensors[place] for place in entry.get(key, ())) for key in ("in", "out", "free")}
+            options = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in entry.get("options", {}).items())
+            return Node(
+                str(entry["op"]), entry["phase"], shapes["in"], shapes["out"], shapes["free"], options, bool(entry.get("view", False))
+            )
+
+        return OpGraph(
+            name=table["name"],
+            mode=table["mode"],
+            batch=sizes.get("B", table["batch"]),
+            seq=sizes.get("S", table["seq"]),
+            segments=tuple(
+                Segment(_whole(entry["repeat"], where), tuple(node(each) for each in entry["nodes"])) for entry in table["segments"]
+            ),
+            parameters=tuple((tensors[place], _whole(times, where)) for place, times in table["parameters"]),
+            buffers_bytes=_dims([table.get("buffers_bytes", 0)], where, sizes)[0],
+            inputs_bytes=_dims([table.get("inputs_bytes", 0)], where, sizes)[0],
+            recompute=bool(table.get("recompute", False)),
+            torch_version=str(table.get("torch_version", "")),
+            notes=tuple(table.get("notes", ())),
+        )
+    except (KeyError, TypeError, ValueError, IndexError) as problem:
+        raise InvalidInput(f"{where} is no complete operator graph: {type(problem).__name__} {problem}") from None
+
+
+def _whole(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+        raise InvalidInput(f"{where}: {value!r} must be a whole number of at least 1")
+    return value
+
+
+def _dims(shape: Sequence[Any], where: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    found = []
+    for entry in shape:
+        value = (
+            math.prod(int(factor) if factor.isdigit() else sizes[factor] for factor in entry.split("*"))
+            if isinstance(entry, str)
+            else entry
+        )
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+            raise InvalidInput(f"{where}: a dimension of {entry!r} must be a whole number of at least 0")
+        found.append(value)
+    return tuple(found)
+
+
+# ---- folding -----------------------------------------------------------------------------------------------------
+
+
+def folded(nodes: Sequence[Node]) -> tuple[Segment, ...]:
+    """Runs that repeat at once, such as equal layers, as segments. Exact: equal means equal in every field."""
+    numbers: dict[Node, int] = {}
+    ids = np.array([numbers.setdefault(node, len(numbers)) for node in nodes], dtype=np.int64)
+    segments: list[Segment] = []
+    _fold(ids, list(nodes), segments)
+    return tuple(segments)
+
+
+def _fold(ids: np.ndarray, nodes: list[Node], segments: list[Segment]) -> None:
+    """The repetition that saves most first, then what stands before and after it."""
+    if not nodes:
+        return
+    start, period, repeat = _longest_repetition(ids)
+    if repeat < 2:
+        segments.append(Segment(1, tuple(nodes)))
+        return
+    end = start + period * repeat
+    _fold(ids[:start], nodes[:start], segments)
+    segments.append(Segment(repeat, tuple(nodes[start : start + period])))
+    _fold(ids[end:], nodes[end:], segments)
+
+
+def _longest_repetition(ids: np.ndarray) -> tuple[int, int, int]:
+    best, saved = (0, 0, 1), 0
+    for period in range(1, len(ids) // 2 + 1):
+        if len(ids) - period <= saved:
+            break
+        equal = ids[period:] == ids[:-period]
+        breaks = np.flatnonzero(~equal)
+        edges = np.concatenate([[-1], breaks, [len(equal)]])
+        runs = np.diff(edges) - 1  # equal neighbours at this distance
+        longest = int(runs.argmax())
+        repeat = int(runs[longest]) // period + 1
+        if repeat > 1 and (repeat - 1) * period > saved:
+            best, saved = (int(edges[longest]) + 1, period, repeat), (repeat - 1) * period
+    return best
+
+
+# ---- one file for every batch and length -------------------------------------------------------------------------
+
+
+def symbolic(at: Mapping[tuple[int, int], OpGraph]) -> dict[str, Any]:
+    """One JSON for all (batch, tokens), from the same model traced at several: every dimension must be c * B^i * S^j at all of them."""
+    points = list(at)
+    tables = [at[point].to_dict() for point in points]
+    plain = [{**table, "batch": None, "seq": None} for table in tables]
+    first = plain[0]
+    for table in plain[1:]:
+        structure = [{**entry, "tensors": None, "buffers_bytes": None, "inputs_bytes": None} for entry in (first, table)]
+        if structure[0] != structure[1] or len(first["tensors"]) != len(table["tensors"]):
+            raise InvalidInput(f"{first['name']}: its graph changes with the batch or the length, not only its sizes")
+    tensors = [
+        [entries[0][0], *([_monomial(values, points) for values in zip(*dims, strict=True)] for dims in _columns(entries))]
+        for entries in zip(*(table["tensors"] for table in plain), strict=True)
+    ]  # fmt: skip
+    more = {name: _monomial(tuple(table[name] for table in plain), points) for name in ("buffers_bytes", "inputs_bytes")}
+    return {**first, **more, "tensors": tensors}
+
+
+def _columns(entries: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+    """The shapes of one tensor at every point: (batch, tokens) by (batch, tokens)."""
+    return zip(*(entry[1:] for entry in entries), strict=True)
+
+
+def _monomial(values: tuple[int, ...], points: list[tuple[int, int]]) -> int | str:
+    if len(set(values)) == 1:
+        return values[0]
+    for power_b in range(3):
+        for power_s in range(3):
+            scale = [value / (b**power_b * s**power_s) for value, (b, s) in zip(values, points, strict=True)]
+            if scale[0] == int(scale[0]) and len(set(scale)) == 1:
+                factors = [*([str(int(scale[0]))] if scale[0] != 1 else []), *["B"] * power_b, *["S"] * power_s]
+                return "*".join(factors)
+    raise InvalidInput(f"a dimension is {values} at (batch, tokens) {points}: no product of them")
+
+
+def renamed(graph: OpGraph, **changes: Any) -> OpGraph:
+    """The same graph with other facts."""
+    return replace(graph, _counted={}, **changes)

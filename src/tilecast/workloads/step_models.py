@@ -1,0 +1,134 @@
+"""The graph of a named model: from a saved one where there is one, else traced (extra `torch`).
+
+Saved graphs (`graphs/`, written by `python -m benchmarks.bundle_graphs`) hold products of batch and length in place of numbers, so one file
+serves all sizes. A batch of one has its own: PyTorch then needs no copies where heads are taken apart.
+"""
+
+import gzip
+import json
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+from tilecast.errors import InvalidInput, MissingExtra, UnknownName
+from tilecast.workloads.model import config_table
+from tilecast.workloads.opgraph import OpGraph, graph_from, renamed
+
+FOLDER = Path(__file__).with_name("graphs")
+FACTS = Path(__file__).with_name("step_models.json")
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "amp")
+MODES = ("inference", "training")
+ATTENTION = ("eager", "sdpa", "flash")
+LARGEST = 1 << 40
+SHORTEST_SAVED = 64  # tokens: below, sizes such as an expert's room no longer follow one rule
+NAMES_OF_POSITIONS = ("n_positions", "max_position_embeddings")
+
+
+def positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
+        raise InvalidInput(f"{name} = {value!r} must be a whole number of at least 1")
+
+
+@cache
+def facts() -> dict[str, Mapping[str, Any]]:
+    table: dict[str, Mapping[str, Any]] = json.loads(FACTS.read_text(encoding="utf-8"))
+    return table
+
+
+def step_model_ids() -> tuple[str, ...]:
+    return tuple(facts())
+
+
+def resolved(model: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Name and config of a model: one of ours, a bundled Hugging Face id, a config.json or its folder, or the parsed table."""
+    if isinstance(model, Mapping):
+        return str(model.get("_name_or_path") or "config"), model
+    folded = str(model).strip().lower()
+    for id, table in facts().items():
+        names = {id.lower(), id.lower().rpartition("/")[2], *table.get("also", ())}
+        if folded in names or folded.replace("_", "-") in names:
+            return id, table
+    try:
+        return str(model), config_table(str(model))
+    except UnknownName:
+        raise UnknownName.among("model", str(model), step_model_ids()) from None
+
+
+def model_graph(
+    model: str | Path | Mapping[str, Any],
+    *,
+    mode: str,
+    batch: int,
+    seq: int,
+    dtype: str,
+    attention: str | None = None,
+    recompute: bool = False,
+) -> OpGraph:
+    """The operators of `batch` texts of `seq` tokens; `attention` is eager unless the family is made for flash kernels."""
+    for name, value, allowed in (("mode", mode, MODES), ("dtype", dtype, DTYPES), ("attention", attention, (None, *ATTENTION))):
+        if value not in allowed:
+            raise InvalidInput(f"{name} = {value!r} must be one of {', '.join(str(each) for each in allowed if each)}")
+    positive("batch", batch)
+    positive("seq", seq)
+    if recompute and mode == "inference":
+        raise InvalidInput("recompute is for training: an inference pass has no backward")
+    id, config = resolved(model)
+    chosen = attention or ("flash" if any("mpt" in name.lower() for name in config.get("architectures", ())) else "eager")
+    positions = next((int(config[name]) for name in NAMES_OF_POSITIONS if isinstance(config.get(name), int)), None)
+    if positions is not None and seq > positions:
+        raise InvalidInput(f"seq = {seq:,} is beyond the {positions:,} positions of {id}")
+    saved = saved_graph(id, mode, batch, seq, dtype, chosen)
+    if saved is None:
+        return _traced(id, json.dumps(dict(config), sort_keys=True), mode, batch, seq, dtype, chosen, recompute)
+    if recompute:
+        from tilecast.workloads.recompute import recomputed
+
+        return renamed(saved, segments=recomputed(saved.segments), recompute=True)
+    return saved
+
+
+# ---- saved -------------------------------------------------------------------------------------------------------
+
+
+def graph_file(id: str, mode: str, batch: int, dtype: str, attention: str) -> Path:
+    """Where the saved graph of a model is, if there is one."""
+    fused = "eager" if attention == "eager" else "fused"
+    return FOLDER / f"{id.replace('/', '--')}.{mode}.{dtype}.{fused}.{'one' if batch == 1 else 'many'}.json.gz"
+
+
+def saved_graph(id: str, mode: str, batch: int, seq: int, dtype: str, attention: str) -> OpGraph | None:
+    """tf32 runs fp32's graph, fp16 that of bf16."""
+    width = {"tf32": "fp32", "fp16": "bf16"}.get(dtype, dtype)
+    file = graph_file(id, mode, batch, width, attention)
+    if seq < SHORTEST_SAVED or not file.exists():
+        return None
+    return _evaluated(str(file), batch, seq, dtype == "fp16")
+
+
+@lru_cache(maxsize=32)
+def _evaluated(file: str, batch: int, seq: int, half: bool) -> OpGraph:
+    table = _read(file)
+    if half:
+        table = {**table, "tensors": [["fp16" if dtype == "bf16" else dtype, *rest] for dtype, *rest in table["tensors"]]}
+    return graph_from(table, file, B=batch, S=seq)
+
+
+@lru_cache(maxsize=16)
+def _read(file: str) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(gzip.decompress(Path(file).read_bytes()))
+    return table
+
+
+# ---- traced ------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def _traced(id: str, config_json: str, mode: str, batch: int, seq: int, dtype: str, attention: str, recompute: bool) -> OpGraph:
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise MissingExtra.of("torch", f"tracing {id} ({mode}, {dtype}, {attention} attention)") from None
+    from tilecast.workloads.tracing.bundled import traced_model
+
+    return traced_model(id, json.loads(config_json), mode=mode, batch=batch, seq=seq, dtype=dtype, attention=attention, recompute=recompute)

@@ -1,0 +1,320 @@
+"""The one file that touches PyTorch's tracer: torch.export with fake tensors, then AOTAutograd's joint graph of forward and backward.
+
+Written for the torch of the extra `torch` (pyproject.toml). Weights are fake from the start: a copy of the module is made whose tensors
+have shapes and nothing else, so a model of any size fits on a laptop.
+"""
+
+import copy
+import traceback
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Node as FxNode
+
+from tilecast.errors import InvalidInput, TilecastError
+from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph, Segment, TensorShape, folded
+from tilecast.workloads.recompute import recomputed
+from tilecast.workloads.tracing.layers import lengthened, shortened
+
+DTYPES = {
+    torch.bool: "bool", torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64",
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
+}  # fmt: skip
+FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Views by another name: the schema promises no alias, but no kernel runs.
+UNDECLARED_VIEWS = ("aten._unsafe_view", "aten._reshape_alias", "aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
+# What a time depends on besides shapes -> the arguments' names in the schema.
+OPTIONS = {
+    "aten.convolution": ("stride", "padding", "dilation", "transposed", "groups"),
+    "aten.convolution_backward": ("stride", "padding", "dilation", "transposed", "groups", "output_mask"),
+    "aten._softmax": ("dim",), "aten._log_softmax": ("dim",), "aten._softmax_backward_data": ("dim",),
+    "aten._log_softmax_backward_data": ("dim",),
+    "aten._scaled_dot_product_flash_attention_for_cpu": ("is_causal",),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": ("is_causal",),
+    "aten._scaled_dot_product_flash_attention": ("is_causal",), "aten._scaled_dot_product_flash_attention_backward": ("is_causal",),
+    "aten._scaled_dot_product_efficient_attention": ("is_causal",),
+}  # fmt: skip
+HINTS = {
+    "data-dependent": "a branch or size depends on a tensor's values: use torch.cond or torch.where, or move .item() out of forward",
+    "mutat": "write to a copy instead of an input",
+}
+
+
+class Step(nn.Module):
+    """A module with its loss; the detached output marks where the loss begins."""
+
+    def __init__(self, model: nn.Module, loss: Any) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
+        outputs = self.model(*inputs)
+        tensors = _tensors(outputs)
+        if self.loss is None:
+            floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+            value = floats[0] if floats[0].ndim == 0 else sum(tensor.sum() for tensor in floats)
+        else:
+            value = self.loss(outputs)
+        return (value, tensors[0].detach())
+
+
+def captured(
+    module: nn.Module, inputs: tuple[Any, ...], *, mode: str, loss: Any, recompute: bool, autocast: str | None, name: str, fold: bool = True
+) -> OpGraph:
+    """`fold=False` traces every layer, however alike they are."""
+    training = mode == "training"
+    fakes = FakeTensorMode(allow_non_fake_inputs=True)
+    known = next((tensor.fake_mode for tensor in (*module.parameters(), *module.buffers()) if isinstance(tensor, FakeTensor)), None)
+    fakes = known or fakes
+    with warnings.catch_warnings(), fakes:
+        warnings.simplefilter("ignore")
+        model = _weightless(module)
+        model.train(training)
+        parameters = {id(tensor): _shape(tensor) for tensor in model.parameters()}
+        buffers_bytes = sum(_shape(tensor).nbytes for tensor in model.buffers())
+        layers, num_lists = shortened(model) if fold else (0, 0)
+        asked = tuple(_fake(value) for value in inputs)
+        whole = Step(model, loss) if training else model
+        try:
+            with torch.autocast("cpu", dtype=FORMATS.get(autocast or ""), enabled=autocast is not None), torch.set_grad_enabled(training):
+                exported = torch.export.export(whole, asked, strict=False).module(check_guards=False)
+                _without_idle_dropout(exported)
+                graph, buffers = _joint(exported, asked, training)
+        except TilecastError:
+            raise
+        except Exception as problem:
+            raise _explained(problem, name) from None
+    segments: tuple[Segment, ...] | None = folded(_nodes(graph, training, buffers))
+    if layers:
+        segments = lengthened(segments or (), layers, num_lists)
+        if segments is None:  # the layers look alike, but do not act alike
+            return captured(module, inputs, mode=mode, loss=loss, recompute=recompute, autocast=autocast, name=name, fold=False)
+    assert segments is not None
+    if recompute:
+        segments = recomputed(segments)
+    shapes: dict[TensorShape, int] = {}
+    for shape in parameters.values():
+        shapes[shape] = shapes.get(shape, 0) + 1
+    return OpGraph(
+        name=name,
+        mode=mode,
+        segments=segments,
+        parameters=tuple(shapes.items()),
+        buffers_bytes=buffers_bytes,
+        inputs_bytes=sum(_shape(tensor).nbytes for tensor in _tensors(asked)),
+        recompute=recompute,
+        torch_version=torch.__version__.partition("+")[0],
+    )
+
+
+# ---- before the trace --------------------------------------------------------------------------------------------
+
+
+def _weightless(module: nn.Module) -> nn.Module:
+    """A copy whose parameters and buffers are fake, on the CPU; tensors that were shared stay shared."""
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        fake = _fake(tensor.detach())
+        memo[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+    made: nn.Module = copy.deepcopy(module, memo)
+    return made
+
+
+def _fake(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+
+def _without_idle_dropout(exported: nn.Module) -> None:
+    """In inference eager dropout hands its input on; the exported operator would copy it."""
+    graph = exported.graph
+    for node in list(graph.nodes):  # type: ignore[union-attr]
+        if node.op == "call_function" and str(node.target) in ("aten.dropout.default", "aten.feature_dropout.default") and not node.args[2]:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)  # type: ignore[operator]
+    exported.recompile()  # type: ignore[operator]
+
+
+def _joint(exported: nn.Module, inputs: tuple[Any, ...], training: bool) -> tuple[torch.fx.GraphModule, int]:
+    """AOTAutograd's graph, and how many of its inputs are buffers: those are copied first, as some modules write into theirs."""
+    parameters, buffers = dict(exported.named_parameters()), dict(exported.named_buffers())
+    tensors, tree = torch.utils._pytree.tree_flatten(inputs)
+
+    def function(*flat: Any) -> Any:
+        weights, state, given = flat[: len(parameters)], flat[len(parameters) : -len(tensors) or None], flat[len(flat) - len(tensors) :]
+        held = {**dict(zip(parameters, weights, strict=True)), **{name: each.clone() for name, each in zip(buffers, state, strict=True)}}
+        outputs = torch.func.functional_call(exported, held, torch.utils._pytree.tree_unflatten(given, tree), tie_weights=True)
+        return (
+            tuple(each.detach() if index else each for index, each in enumerate(_tensors(outputs)))
+            if training
+            else tuple(_tensors(outputs))
+        )
+
+    graph = aot_export_joint_simple(function, (*parameters.values(), *buffers.values(), *tensors), trace_joint=training, decompositions={})
+    return graph, len(buffers)
+
+
+# ---- after the trace ---------------------------------------------------------------------------------------------
+
+
+def _nodes(graph: torch.fx.GraphModule, training: bool, num_buffers: int) -> list[Node]:
+    """The graph's operators in order, with the memory each one frees."""
+    every = list(graph.graph.nodes)
+    output = every[-1]
+    inputs = [node for node in every if node.op == "placeholder"]
+    copies = {node for node in every if _name(node) == "aten.clone" and node.args[0] in inputs} if num_buffers else set()
+    roots: dict[tuple[FxNode, int], tuple[FxNode, int]] = {}
+    last: dict[tuple[FxNode, int], FxNode] = {}
+    kept: list[FxNode] = []
+    for node in every:
+        if node.op != "call_function":
+            continue
+        is_part = node.target.__name__ == "getitem" if callable(node.target) and hasattr(node.target, "__name__") else False
+        if is_part and isinstance(node.args[0], FxNode):
+            roots[node, 0] = roots.get((node.args[0], int(node.args[1])), (node.args[0], int(node.args[1])))  # type: ignore[arg-type]
+            continue
+        used = [roots.get((each, 0), (each, 0)) for each in node.all_input_nodes]
+        kept.append(node)
+        for root in used:
+            last[root] = node
+        if _is_view(node) or node in copies:
+            if used:
+                for index in range(_num_outputs(node)):
+                    roots[node, index] = used[0]
+        else:
+            for index in range(_num_outputs(node)):
+                last[node, index] = node  # a result nobody reads goes at once
+    leaves = _leaves(output.args)
+    results = leaves if not training else leaves[: len(leaves) - len(inputs) + _num_tangents(inputs)]
+    for leaf in results:  # what the caller gets stays; gradients are counted with the weights
+        last.pop(roots.get((leaf, 0), (leaf, 0)), None)
+    frees: dict[FxNode, list[TensorShape]] = {}
+    for (node, index), where in last.items():
+        if node.op == "call_function" and (shape := _output(node, index)) is not None:
+            frees.setdefault(where, []).append(shape)
+    loss_from = _loss_starts(kept, results) if training else len(kept)
+    made = []
+    for place, node in enumerate(kept):
+        if node in copies:
+            continue
+        backward = node.meta.get("partitioner_tag") == "is_backward"
+        phase = "backward" if backward else ("loss" if place >= loss_from else "forward")
+        made.append(
+            Node(
+                op=_name(node),
+                phase=phase,
+                inputs=tuple(_shape(each.meta["val"]) for each in node.all_input_nodes if isinstance(each.meta.get("val"), Tensor)),
+                outputs=tuple(shape for index in range(_num_outputs(node)) if (shape := _output(node, index)) is not None),
+                frees=tuple(frees.get(node, ())),
+                options=_options(node),
+                is_view=_is_view(node),
+            )
+        )
+    return made
+
+
+def _num_tangents(inputs: list[FxNode]) -> int:
+    return sum(node.name.startswith("tangents") for node in inputs)
+
+
+def _loss_starts(kept: list[FxNode], results: list[FxNode]) -> int:
+    """The place behind the operator that made the model's output, which is the second result, detached."""
+    if len(results) < 2:
+        return len(kept)
+    node = results[1]
+    while node.op == "call_function" and _is_view(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    places = {each: index for index, each in enumerate(kept)}
+    return places.get(node, len(kept)) + 1
+
+
+def _leaves(value: Any) -> list[Any]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if True]
+
+
+def _name(node: FxNode) -> str:
+    if node.op != "call_function":
+        return ""
+    packet = getattr(node.target, "overloadpacket", None)
+    return str(packet) if packet is not None else str(getattr(node.target, "__name__", node.target))
+
+
+def _is_view(node: FxNode) -> bool:
+    if _name(node) in UNDECLARED_VIEWS:
+        return True
+    schema = getattr(node.target, "_schema", None)
+    returns = schema.returns if schema is not None else ()
+    return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+
+
+def _values(node: FxNode) -> tuple[Any, ...]:
+    value = node.meta.get("val")
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def _num_outputs(node: FxNode) -> int:
+    return len(_values(node))
+
+
+def _output(node: FxNode, index: int) -> TensorShape | None:
+    values = _values(node)
+    value = values[index] if index < len(values) else None
+    return _shape(value) if isinstance(value, Tensor) else None
+
+
+def _shape(tensor: Tensor) -> TensorShape:
+    try:
+        shape = tuple(int(size) for size in tensor.shape)
+    except Exception:
+        raise InvalidInput(f"a tensor of shape {tuple(tensor.shape)} has no size that a trace can know") from None
+    name = DTYPES.get(tensor.dtype)
+    if name is None:
+        raise InvalidInput(f"dtype {tensor.dtype} is not supported; known: {', '.join(ITEM_BYTES)}")
+    expanded = [size > 1 and stride == 0 for size, stride in zip(shape, tensor.stride(), strict=True)]
+    distinct = tuple(1 if once else size for size, once in zip(shape, expanded, strict=True)) if any(expanded) else None
+    return TensorShape(name, shape, distinct)
+
+
+def _options(node: FxNode) -> tuple[tuple[str, Any], ...]:
+    wanted = OPTIONS.get(_name(node), ())
+    if not wanted:
+        return ()
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    defaults = {argument.name: argument.default_value for argument in node.target._schema.arguments if argument.has_default_value()}  # type: ignore[union-attr]
+    given: Mapping[str, Any] = {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return tuple((name, tuple(given[name]) if isinstance(given[name], list | tuple) else given[name]) for name in wanted if name in given)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if hasattr(value, "to_tuple"):  # a Hugging Face output
+        value = value.to_tuple()
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+# ---- what went wrong ---------------------------------------------------------------------------------------------
+
+
+def _explained(problem: Exception, name: str) -> InvalidInput:
+    """One sentence: which line of the user's code, why, and what to try."""
+    frames = _own_frames(traceback.extract_tb(problem.__traceback__))
+    where = f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
+    text = " ".join(str(problem).split())
+    kind = type(problem).__name__
+    is_dependent = "data-dependent" in text.lower() or "DataDependent" in kind or "unbacked" in text.lower()
+    hint = HINTS["data-dependent"] if is_dependent else next((value for key, value in HINTS.items() if key in text.lower()), "")
+    why = text.split(". ")[0][:240]
+    return InvalidInput(f"{name} cannot be traced{where}: {kind}: {why}{'; ' + hint if hint else ''}")
+
+
+def _own_frames(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Frames outside PyTorch and outside this file."""
+    library = str(Path(torch.__file__).parent)
+    return [frame for frame in frames if not frame.filename.startswith((library, "<")) and frame.filename != __file__]

@@ -1,0 +1,91 @@
+"""What a family's file offers, how it is found, and the attention that several share.
+
+Modules are written for tracing: they run the operators of the usual implementation in its order, and hold no weights worth loading.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+FOLDER = Path(__file__).parent
+ATTENTION = ("eager", "sdpa", "flash")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How a module is to be built, besides its config."""
+
+    mode: str  # inference or training: heads may differ
+    attention: str
+    batch: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """`build(config, asked)` makes the module, `inputs(asked)` what it takes; its first output is what the loss is of."""
+
+    names: tuple[str, ...]  # of `architectures`
+    build: Callable[[Mapping[str, Any], Asked], nn.Module]
+    inputs: Callable[[Asked], tuple[Tensor, ...]]
+
+
+def token_inputs(asked: Asked) -> tuple[Tensor, ...]:
+    return (torch.zeros(asked.batch, asked.seq, dtype=torch.int64),)
+
+
+@cache
+def families() -> dict[str, Family]:
+    """The `architectures` value of a config.json -> its family."""
+    modules = [import_module(f"{__package__}.{path.stem}") for path in sorted(FOLDER.glob("*.py")) if path.stem not in ("__init__", "base")]
+    return {name: module.FAMILY for module in modules for name in module.FAMILY.names}
+
+
+def fused_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    """[batch, heads, tokens, width]: one kernel; dropout inside it costs next to nothing and is left out."""
+    return F.scaled_dot_product_attention(query, key, value, is_causal=causal)
+
+
+class Conv1D(nn.Module):
+    """GPT-2's linear layer: the weight lies the other way round."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs))
+        self.bias = nn.Parameter(torch.empty(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
+        return rows.view(*x.shape[:-1], -1)
+
+
+class RootMeanSquareNorm(nn.Module):
+    """T5's and Llama's norm, operator by operator, in fp32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * scaled.to(x.dtype)
+
+
+class TokenLoss(nn.Module):
+    """Cross-entropy of every token's logits against its label; a second output, such as BERT's next-sentence logits, has its own."""
+
+    def forward(self, outputs: Any) -> Tensor:
+        every = outputs if isinstance(outputs, tuple) else (outputs,)
+        losses = []
+        for logits in every:
+            rows = logits.reshape(-1, logits.size(-1))
+            losses.append(F.cross_entropy(rows, torch.zeros(rows.size(0), dtype=torch.int64)))
+        return losses[0] if len(losses) == 1 else losses[0] + losses[1]

@@ -1,0 +1,165 @@
+"""Switch Transformer: a T5 encoder and decoder in which every second layer has experts, each with room for a fixed number of tokens."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tilecast.errors import InvalidInput
+from tilecast.workloads.architectures.base import size
+from tilecast.workloads.tracing.modules.base import Asked, Family, RootMeanSquareNorm, fused_attention
+
+EPS = 1e-6
+DROPOUT = 0.1
+
+
+class Attention(nn.Module):
+    def __init__(self, hidden: int, heads: int, head: int, attention: str) -> None:
+        super().__init__()
+        self.heads, self.attention = heads, attention
+        self.norm = RootMeanSquareNorm(hidden, EPS)
+        self.query, self.key, self.value = (nn.Linear(hidden, heads * head, bias=False) for _ in range(3))
+        self.out, self.dropout = nn.Linear(heads * head, hidden, bias=False), nn.Dropout(DROPOUT)
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.view(x.size(0), x.size(1), self.heads, -1).transpose(1, 2)
+
+    def forward(self, x: Tensor, bias: Tensor | None, memory: Tensor | None = None) -> Tensor:
+        normed = self.norm(x)
+        seen = normed if memory is None else memory
+        query, key, value = self.split(self.query(normed)), self.split(self.key(seen)), self.split(self.value(seen))
+        if self.attention == "eager":
+            scores = torch.matmul(query, key.transpose(3, 2))
+            if bias is not None:
+                scores = scores + bias
+            mixed = torch.matmul(self.dropout(F.softmax(scores.float(), dim=-1).type_as(scores)), value)
+        else:
+            mixed = fused_attention(query, key, value, causal=False)
+        mixed = mixed.transpose(1, 2).contiguous().view(x.size(0), x.size(1), -1)
+        return x + self.dropout(self.out(mixed))
+
+
+class Mlp(nn.Module):
+    def __init__(self, hidden: int, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(hidden, width, bias=False), nn.Linear(width, hidden, bias=False)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.dropout(F.relu(self.up(x))))
+
+
+class Experts(nn.Module):
+    """Every expert takes `capacity` tokens of each text, padded: which ones, no trace can know, but how many it does."""
+
+    def __init__(self, hidden: int, width: int, num_experts: int, capacity: int) -> None:
+        super().__init__()
+        self.capacity = capacity
+        self.router = nn.Linear(hidden, num_experts, bias=False)
+        self.experts = nn.ModuleList(Mlp(hidden, width) for _ in range(num_experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        probabilities = F.softmax(self.router(x.to(torch.float32)), dim=-1)
+        # one_hot, as it is on a GPU
+        chosen = torch.argmax(probabilities, dim=-1)
+        one_hot = torch.zeros(probabilities.shape, dtype=torch.int64).scatter(-1, chosen.unsqueeze(-1), 1)
+        kept = one_hot * (torch.cumsum(one_hot, dim=-2) <= self.capacity)
+        best = torch.max(probabilities, dim=-1).values.unsqueeze(-1)
+        rows = x.reshape(-1, x.size(-1))
+        room = min(self.capacity, x.size(1)) * x.size(0)
+        result = rows.clone()
+        for number, expert in enumerate(self.experts):
+            places = torch.topk(kept[:, :, number].reshape(-1), room).indices
+            result = result.index_put((places,), expert(rows[places]))
+        return best * result.view(x.shape)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, hidden: int, inner: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.inner, self.dropout = RootMeanSquareNorm(hidden, EPS), inner, nn.Dropout(DROPOUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.inner(self.norm(x)))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Mapping[str, Any], asked: Asked, sparse: bool, decoder: bool) -> None:
+        super().__init__()
+        hidden, width = size(config, "d_model"), size(config, "d_ff")
+        shape = hidden, size(config, "num_heads"), size(config, "d_kv"), asked.attention
+        self.self_attention = Attention(*shape)
+        self.cross_attention = Attention(*shape) if decoder else None
+        experts = size(config, "num_experts"), size(config, "expert_capacity", 64)
+        self.feed_forward = FeedForward(hidden, Experts(hidden, width, *experts) if sparse else Mlp(hidden, width))
+
+    def forward(self, x: Tensor, bias: Tensor, memory: Tensor | None) -> Tensor:
+        x = self.self_attention(x, bias)
+        if self.cross_attention is not None:
+            x = self.cross_attention(x, None, memory)
+        return self.feed_forward(x)
+
+
+class Group(nn.Module):
+    """Layers up to and with the next one that has experts: all groups are alike."""
+
+    def __init__(self, config: Mapping[str, Any], asked: Asked, step: int, decoder: bool) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(Layer(config, asked, index == step - 1, decoder) for index in range(step))
+
+    def forward(self, x: Tensor, bias: Tensor, memory: Tensor | None) -> Tensor:
+        for member in self.members:
+            x = member(x, bias, memory)
+        return x
+
+
+class Stack(nn.Module):
+    """The encoder, or the decoder with its view of the encoder's result."""
+
+    def __init__(self, config: Mapping[str, Any], asked: Asked, layers: int, step: int, decoder: bool) -> None:
+        super().__init__()
+        if layers % step:
+            raise InvalidInput(f"num_layers = {layers} must be a multiple of the sparse step {step}")
+        self.groups = nn.ModuleList(Group(config, asked, step, decoder) for _ in range(layers // step))
+        self.distances = nn.Embedding(size(config, "relative_attention_num_buckets", 32), size(config, "num_heads"))
+        self.norm, self.dropout = RootMeanSquareNorm(size(config, "d_model"), EPS), nn.Dropout(DROPOUT)
+
+    def bias(self, batch: int, length: int) -> Tensor:
+        order = torch.arange(length)
+        distance = torch.abs(order[None, :] - order[:, None])
+        far = (torch.log(distance.float() / 8) / 2.77 * 8).to(torch.int64) + 8
+        bucket = torch.where(distance < 8, distance, torch.min(far, torch.full_like(far, 15)))
+        learned = self.distances(bucket).permute(2, 0, 1).unsqueeze(0)
+        return learned + (1.0 - torch.ones(batch, 1, 1, length)) * torch.finfo(torch.float32).min
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        bias = self.bias(x.size(0), x.size(1)).to(x.dtype)
+        x = self.dropout(x)
+        for group in self.groups:
+            x = group(x, bias, memory)
+        return self.dropout(self.norm(x))
+
+
+class Switch(nn.Module):
+    def __init__(self, config: Mapping[str, Any], asked: Asked) -> None:
+        super().__init__()
+        hidden, vocab, layers = size(config, "d_model"), size(config, "vocab_size"), size(config, "num_layers")
+        self.words = nn.Embedding(vocab, hidden)
+        self.encoder = Stack(config, asked, layers, size(config, "encoder_sparse_step", 2), False)
+        self.decoder = Stack(config, asked, size(config, "num_decoder_layers", layers), size(config, "decoder_sparse_step", 2), True)
+        self.head = nn.Linear(hidden, vocab, bias=False)
+        self.head.weight = self.words.weight
+        self.scale = hidden**-0.5
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        memory = self.encoder(self.words(source))
+        return self.head(self.decoder(self.words(target), memory) * self.scale)
+
+
+def both_texts(asked: Asked) -> tuple[Tensor, ...]:
+    return tuple(torch.zeros(asked.batch, asked.seq, dtype=torch.int64) for _ in range(2))
+
+
+FAMILY = Family(names=("SwitchTransformersForConditionalGeneration",), build=Switch, inputs=both_texts)

@@ -1,0 +1,233 @@
+"""`tilecast step`: the two clocks by hand, laws of a step, and its command."""
+
+import numpy as np
+import pytest
+
+import tilecast as package
+from tilecast.engines.eager import Clocks, host_cost
+from tilecast.engines.eager import run as run_clocks
+from tilecast.engines.step import predict_step
+from tilecast.errors import InvalidInput, MissingExtra, UnknownName
+from tilecast.workloads.opgraph import Node, OpGraph, Segment, TensorShape
+
+ASKED = {"mode": "training", "batch": 4, "seq": 256, "optimizer": None}
+
+
+def made(numel=1 << 20, repeat=10, is_view=False):
+    tensor = TensorShape("fp32", (numel,))
+    node = Node("aten.mul", "forward", (tensor,), (tensor,), (tensor,), (), is_view)
+    return OpGraph(name="made", mode="inference", segments=(Segment(repeat, (node,)),), parameters=((TensorShape("fp32", (8, 8)), 1),))
+
+
+# ---- two clocks --------------------------------------------------------------------------------------------------
+
+
+def test_long_kernels_hide_all_launches_but_the_first():
+    # Launched at 10, 20, 30; the GPU starts at 10 and works 3 x 100 without a gap.
+    assert run_clocks(np.full(3, 10.0), np.full(3, 100.0), Clocks()) == Clocks(30.0, 310.0)
+
+
+def test_short_kernels_wait_for_every_launch():
+    # The last of three is launched at 30 and takes 1.
+    assert run_clocks(np.full(3, 10.0), np.full(3, 1.0), Clocks()) == Clocks(30.0, 31.0)
+
+
+def test_a_long_kernel_in_the_middle_lets_the_host_run_ahead():
+    # 10 + 1, then from 20 to 70, meanwhile launches at 30 and 40: both kernels are waiting when the GPU is free.
+    assert run_clocks(np.full(4, 10.0), np.array([1.0, 50.0, 1.0, 1.0]), Clocks()) == Clocks(40.0, 72.0)
+
+
+def test_a_lead_carries_over_into_the_next_phase():
+    # The GPU is busy until 500 anyway, and the host is done launching long before.
+    assert run_clocks(np.full(2, 10.0), np.full(2, 1.0), Clocks(100.0, 500.0)) == Clocks(120.0, 502.0)
+
+
+def test_views_cost_the_host_alone():
+    assert run_clocks(np.array([4.0, 4.0]), np.zeros(2), Clocks()) == Clocks(8.0, 0.0)
+
+
+def test_small_operators_are_bound_by_the_host_and_large_ones_are_not():
+    small, large = predict_step(made(1024, 100), "h100-sxm"), predict_step(made(1 << 28, 100), "h100-sxm")
+    assert small.step_s.median == pytest.approx(100 * host_cost().op_s, rel=0.05)
+    assert small.host_wait_s > 0.7 * small.step_s.median
+    assert large.host_wait_s < 0.001 * large.step_s.median
+
+
+# ---- laws --------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_is_the_sum_of_its_phases_and_of_its_breakdown():
+    found = predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED | {"optimizer": "adamw"})
+    phases = found.forward_s.median + found.backward_s.median + found.optimizer_s.median
+    assert found.step_s.median == pytest.approx(phases)
+    assert sum(part.time.median for part in found.breakdown) == pytest.approx(phases)
+    assert sum(part.share_fraction for part in found.breakdown) == pytest.approx(1.0)
+    assert found.step_s.low <= found.step_s.median <= found.step_s.high
+    assert sum(part.bound_s for part in found.breakdown) <= found.step_s.median
+
+
+def test_backward_takes_about_twice_the_forward_pass():
+    found = predict_step("GPT3-XL", "a100-pcie-80gb", **ASKED | {"batch": 2, "seq": 1024})
+    assert 1.6 < found.backward_s.median / (found.forward_s.median - found.loss_s.median) < 2.4
+
+
+def test_flop_of_a_step_are_six_per_weight_and_token():
+    # 24 layers of 12 h^2 and the head, six FLOP each per token; attention adds 12 L h s, counted in full.
+    found = predict_step("GPT3-XL", "a100-pcie-80gb", **ASKED | {"batch": 2, "seq": 1024})
+    weights = 24 * 12 * 3072**2 + 50257 * 3072
+    flop = 2 * 1024 * (6 * weights + 12 * 24 * 3072 * 1024)
+    peak = found.gpu.matrix_rate("fp32")
+    assert found.mfu * found.step_s.median * peak == pytest.approx(flop, rel=1e-6)
+
+
+def test_recomputation_costs_a_forward_pass_and_saves_memory():
+    plain, lean = (predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED, recompute=choice) for choice in (False, True))
+    assert lean.backward_s.median - plain.backward_s.median == pytest.approx(plain.forward_s.median, rel=0.25)
+    assert lean.memory.saved_bytes < 0.3 * plain.memory.saved_bytes
+    assert lean.mfu < plain.mfu
+    assert lean.mfu * lean.step_s.median == pytest.approx(plain.mfu * plain.step_s.median, rel=1e-6)  # the same model FLOP
+
+
+def test_micro_batches_add_up_and_need_less_memory():
+    whole = predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED | {"batch": 8})
+    parts = predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED | {"batch": 8}, micro_batches=4)
+    assert parts.step_s.median > 0.98 * whole.step_s.median
+    assert parts.memory.activations_bytes < 0.3 * whole.memory.activations_bytes
+
+
+def test_a_fused_optimizer_is_faster_than_one_that_goes_tensor_by_tensor():
+    times = {
+        name: predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED | {"optimizer": name}).optimizer_s.median
+        for name in ("adamw-fused", "adamw", "adamw-per-tensor", "sgd")
+    }
+    assert times["adamw-fused"] < times["adamw"] < times["adamw-per-tensor"]
+    assert times["sgd"] < times["adamw-fused"]
+    # 774 M weights: four tensors read, three written, at 1,935 GB/s
+    assert times["adamw-fused"] > 774e6 * 7 * 4 / 1.935e12
+
+
+def test_without_an_optimizer_gradients_are_added_in_place():
+    names = {part.name for part in predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED).breakdown}
+    assert "accumulate_grad" in names
+    names = {part.name for part in predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED | {"optimizer": "sgd"}).breakdown}
+    assert "accumulate_grad" not in names
+
+
+def test_memory_counts_states_and_says_what_does_not_fit():
+    found = predict_step("GPT2-Large", "t4", **ASKED | {"optimizer": "adam", "batch": 8, "seq": 1024})
+    memory = found.memory
+    assert memory.weights_bytes == memory.gradients_bytes == 774_030_080 * 4
+    assert memory.optimizer_bytes == 2 * memory.weights_bytes
+    assert not found.fits
+    assert found.step_s.median > 0
+
+
+def test_tf32_is_faster_where_there_are_tensor_cores_for_it():
+    fp32, tf32 = (
+        predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED | {"batch": 8, "seq": 1024}, dtype=dtype) for dtype in ("fp32", "tf32")
+    )
+    assert tf32.step_s.median < 0.7 * fp32.step_s.median
+    same = [predict_step("GPT2-Large", "v100-pcie-32gb", **ASKED, dtype=dtype).step_s.median for dtype in ("fp32", "tf32")]
+    assert same[0] == same[1]  # nothing to run it on
+
+
+def test_physics_alone_says_so():
+    found = predict_step("GPT2-Large", "a100-pcie-80gb", **ASKED, learned=False)
+    assert found.basis_shares == {"analytic": pytest.approx(1.0)}
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_contract(tilecast):
+    asked = "step GPT2-Large --gpu a100-pcie-80gb --mode training --batch 4 --seq 256 --dtype fp32"
+    line = f"{asked} --runtime eager --attention eager --no-optimizer --json"
+    result = tilecast(*line.split())
+    payload = result.json
+    assert result.code == 0
+    assert payload["schema"] == "tilecast.step/1"
+    for name in ("forward_s", "backward_s", "optimizer_s", "communication_s", "step_s"):
+        assert set(payload[name]) == {"median", "low", "high"}
+    assert {"mfu", "memory", "fits", "basis", "breakdown", "inputs", "versions"} <= set(payload)
+    assert payload["step_s"]["median"] == pytest.approx(payload["forward_s"]["median"] + payload["backward_s"]["median"])
+    assert payload["optimizer_s"]["median"] == 0
+
+
+def test_the_table_leads_with_the_answer(tilecast):
+    result = tilecast(*"step bert_large --gpu l4 --batch 8 --seq 512".split())
+    assert result.code == 0
+    assert "a forward pass of 8 x 512 tokens takes" in result.out.splitlines()[0]
+    assert "Where the forward goes" in result.out
+
+
+def test_the_python_call_gives_the_same(tilecast):
+    result = tilecast(*"step GPT2-Large --gpu l4 --mode training --batch 2 --seq 128 --no-optimizer --as-python".split())
+    out = result.out
+    assert result.code == 0
+    assert "tilecast.step('GPT2-Large', 'l4', mode='training', batch=2, seq=128" in out
+    assert "optimizer=None" in out
+    scope: dict[str, object] = {}
+    exec(out.replace("tilecast.step(", "found = tilecast.step("), scope)
+    assert scope["found"].step_s == predict_step("GPT2-Large", "l4", mode="training", batch=2, seq=128, optimizer=None).step_s
+
+
+def test_a_saved_graph_is_a_model(tilecast, tmp_path):
+    made().save(tmp_path / "made.graph.json")
+    result = tilecast("step", str(tmp_path / "made.graph.json"), "--gpu", "l4", "--json")
+    assert result.code == 0
+    assert result.json["step_s"]["median"] == package.step(made(), "l4").step_s.median
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "code"),
+    [
+        ("step GPT2-Large --gpu l4 --batch 0 --seq 128", "batch = 0 must be a whole number", 2),
+        ("step GPT2-Large --gpu l4 --seq 128", "batch and seq are missing", 2),
+        ("step GPT2-Large --gpu l4 --batch 2 --seq 4096", "beyond the 1,024 positions", 2),
+        ("step GPT2-Large --gpu l4 --mode training --batch 6 --seq 128 --micro-batches 4", "batch = 6 must be a multiple", 2),
+        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --micro-batches 2", "micro_batches is for training", 2),
+        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --recompute", "recompute is for training", 2),
+        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --dtype fp4", "dtype = 'fp4' must be one of", 2),
+        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --attention warp", "attention = 'warp' must be one of", 2),
+        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --runtime compiled", "not supported yet", 2),
+        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --dp 4", "--dp 4 is not supported yet", 2),
+        ("step GPT2-Large --gpu l4 --mode training --batch 6 --seq 128 --optimizer lion", "optimizer = 'lion' must be one of", 2),
+        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --optimizer adam --no-optimizer", "exclude one another", 2),
+        ("step GPT7 --gpu l4 --batch 6 --seq 128", "unknown model 'GPT7'", 2),
+        ("step nowhere.graph.json --gpu l4", "cannot read nowhere.graph.json", 3),
+    ],
+)
+def test_a_wrong_question_is_one_sentence(tilecast, line, said, code):
+    result = tilecast(*line.split())
+    assert (result.code, result.out) == (code, "")
+    assert said in result.err
+    assert len(result.err.strip().splitlines()) == 1
+
+
+def test_without_torch_the_extra_is_named(monkeypatch):
+    import builtins
+
+    real = builtins.__import__
+
+    def without(name, *rest, **more):
+        if name == "torch" or name.startswith("torch."):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtra, match=r"tilecast\[torch\]"):
+        predict_step("meta-llama/Llama-3.1-8B", "l4", batch=1, seq=16)
+    with pytest.raises(MissingExtra, match=r"tilecast\[torch\]"):
+        package.trace(None, ())
+
+
+def test_names_of_models_are_forgiving():
+    same = {predict_step(name, "l4", batch=1, seq=128).step_s for name in ("GPT2-Large", "gpt2_large", "gpt2-large")}
+    assert len(same) == 1
+    with pytest.raises(UnknownName, match="BERT-Large"):
+        predict_step("BERT-Larg", "l4", batch=1, seq=128)
+
+
+def test_a_graph_of_views_runs_nothing():
+    with pytest.raises(InvalidInput, match="runs no kernel"):
+        predict_step(made(is_view=True), "l4")

@@ -1,0 +1,279 @@
+"""Real modules traced on the CPU: operators, FLOP and backward passes as PyTorch itself counts them."""
+
+from collections import Counter
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'tilecast[torch]'")
+
+import tilecast  # noqa: E402
+from tilecast.errors import InvalidInput  # noqa: E402
+from tilecast.workloads import step_models  # noqa: E402
+from tilecast.workloads.aten import matrix_flop  # noqa: E402
+from tilecast.workloads.tracing import capture  # noqa: E402
+from tilecast.workloads.tracing.bundled import traced_model  # noqa: E402
+
+nn, F = torch.nn, torch.nn.functional
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, width=32, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, tokens, width = x.shape
+        parts = (each.view(batch, tokens, self.heads, -1).transpose(1, 2) for each in self.qkv(self.norm_1(x)).chunk(3, dim=-1))
+        query, key, value = parts
+        weights = F.softmax(query @ key.transpose(-1, -2) / 8.0, dim=-1)
+        x = x + self.out((weights @ value).transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.down(F.relu(self.up(self.norm_2(x))))
+
+
+class ConvNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second, self.head = nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.head(self.second(F.relu(self.norm(self.first(x)))).mean((2, 3)))
+
+
+class Stacked(nn.Module):
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+CASES = {
+    "mlp": (Mlp, lambda: torch.zeros(16, 32)),
+    "transformer block": (Block, lambda: torch.zeros(2, 6, 32)),
+    "conv net": (ConvNet, lambda: torch.zeros(2, 3, 8, 8)),
+    "six equal blocks": (lambda: Stacked(6), lambda: torch.zeros(2, 6, 32)),
+}
+
+
+def operators(graph, phases=("forward", "loss", "backward")):
+    return Counter(node.op for node in graph.nodes() if node.phase in phases and not node.is_view)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_flop_are_those_that_pytorch_counts(name, mode):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    build, inputs = CASES[name]
+    module, example = build(), inputs()
+    graph = tilecast.trace(module, (example,), mode=mode)
+    counter = FlopCounterMode(display=False)
+    with counter, torch.set_grad_enabled(mode == "training"):
+        result = module.train(mode == "training")(example)
+        if mode == "training":
+            result.sum().backward()
+    assert sum(matrix_flop(node) * times for node, times in graph.counted().items()) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_backward_pass_runs_the_operators_that_autograd_runs(name):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Recorder(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.seen = Counter()
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen[str(function.overloadpacket)] += 1
+            return function(*args, **(kwargs or {}))
+
+    build, inputs = CASES[name]
+    module, example = build(), inputs()
+    graph = tilecast.trace(module, (example,), mode="training")
+    loss = module(example).sum()
+    with Recorder() as recorder:
+        loss.backward()
+    traced = operators(graph, ("backward",))
+    compared = [op for op in recorder.seen if op in traced or op.split(".")[1] in ("mm", "bmm", "sum", "convolution_backward")]
+    assert {op: traced[op] for op in compared} == {op: recorder.seen[op] for op in compared}
+    assert set(traced) - set(recorder.seen) <= {"aten.empty_like", "aten.scalar_tensor"}
+
+
+def test_an_inference_graph_holds_what_eager_pytorch_launches():
+    graph = tilecast.trace(Mlp(), (torch.zeros(16, 32),))
+    assert [node.op for node in graph.nodes() if not node.is_view] == ["aten.addmm", "aten.gelu", "aten.addmm"]
+    assert graph.num_parameters == 32 * 64 + 64 + 64 * 8 + 8
+    assert graph.inputs_bytes == 16 * 32 * 4
+
+
+def test_dropout_runs_in_training_alone():
+    module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.1))
+    assert "aten.native_dropout" not in operators(tilecast.trace(module, (torch.zeros(4, 8),)))
+    assert "aten.clone" not in operators(tilecast.trace(module, (torch.zeros(4, 8),)))
+    assert operators(tilecast.trace(module, (torch.zeros(4, 8),), mode="training"))["aten.native_dropout"] == 1
+
+
+def test_the_loss_is_told_apart_from_the_forward_pass():
+    def loss(logits):
+        return F.cross_entropy(logits, torch.zeros(16, dtype=torch.int64))
+
+    graph = tilecast.trace(Mlp(), (torch.zeros(16, 32),), mode="training", loss=loss)
+    assert "aten._log_softmax" in operators(graph, ("loss",))
+    assert operators(graph, ("forward",)) == {"aten.addmm": 2, "aten.gelu": 1}
+
+
+def test_what_the_forward_pass_keeps_is_what_autograd_saves():
+    # Layer by layer: the input is the caller's; gelu's input (16 x 64) and its result, which the second product reads, are kept; the
+    # sum keeps nothing and its result is one number; the result of 16 x 8 is the caller's until the end.
+    graph = tilecast.trace(Mlp(), (torch.zeros(16, 32),), mode="training")
+    assert graph.live_bytes()["kept"] == (16 * 64 + 16 * 64 + 16 * 8 + 1) * 4
+
+
+def test_a_custom_operator_is_priced_by_its_bytes_and_listed():
+    @torch.library.custom_op("tilecast_tests::swirl", mutates_args=())
+    def swirl(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @swirl.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    class WithCustom(nn.Module):
+        def forward(self, x):
+            return torch.ops.tilecast_tests.swirl(x) * 2
+
+    graph = tilecast.trace(WithCustom(), (torch.zeros(16384, 16384, device="meta"),))
+    found = tilecast.step(graph, "h100-sxm")
+    assert list(found.unmodelled) == ["tilecast_tests.swirl"]
+    assert 0.3 < found.unmodelled["tilecast_tests.swirl"] < 0.7  # as much traffic as the multiplication
+
+
+def test_a_branch_on_values_is_reported_with_its_line():
+    class Branching(nn.Module):
+        def forward(self, x):
+            if x.sum() > 0:  # the culprit
+                return x
+            return -x
+
+    with pytest.raises(InvalidInput, match=r"test_tracing.py:\d+ \(if x.sum\(\) > 0: .*torch.cond") as problem:
+        tilecast.trace(Branching(), (torch.zeros(4),))
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mode": "dreaming"}, "mode = 'dreaming'"),
+        ({"recompute": True}, "recompute is for training"),
+        ({"autocast": "fp4"}, "autocast = 'fp4'"),
+    ],
+)
+def test_wrong_questions_are_refused(given, said):
+    with pytest.raises(InvalidInput, match=said):
+        tilecast.trace(Mlp(), (torch.zeros(4, 32),), **given)
+
+
+def test_autocast_multiplies_in_sixteen_bits():
+    graph = tilecast.trace(Mlp(), (torch.zeros(16, 32),), mode="training", autocast="bf16")
+    products = [node for node in graph.nodes() if node.op in ("aten.mm", "aten.addmm")]
+    assert products and all(node.inputs[-1].dtype == "bf16" for node in products)
+    assert operators(graph)["aten._to_copy"] > 0
+
+
+def test_weights_are_never_allocated_and_the_module_stays_as_it_was():
+    with torch.device("meta"):
+        huge = nn.Sequential(nn.Linear(1 << 17, 1 << 17), nn.Linear(1 << 17, 1 << 17))  # 137 GB
+    graph = tilecast.trace(huge, (torch.zeros(4, 1 << 17, device="meta"),), mode="training")
+    assert graph.num_parameters == 2 * ((1 << 34) + (1 << 17))
+    assert all(weight.device.type == "meta" and weight.grad is None for weight in huge.parameters())
+
+
+def test_equal_layers_are_folded_and_nothing_is_lost():
+    made = {"mode": "training", "loss": None, "recompute": False, "autocast": None, "name": "stacked"}
+    inputs = (torch.zeros(2, 6, 32),)
+    short, long = (capture.captured(Stacked(7), inputs, **made, fold=fold) for fold in (True, False))
+    assert list(short.nodes()) == list(long.nodes())
+    assert short == long
+    assert max(segment.repeat for segment in short.segments) >= 6
+
+
+def test_layers_that_differ_are_traced_one_by_one():
+    module = Stacked(6)
+    module.layers[3].heads = 2
+    graph = tilecast.trace(module, (torch.zeros(2, 6, 32),))
+    softmaxes = [node.outputs[0].shape[1] for node in graph.nodes() if node.op == "aten._softmax"]
+    assert softmaxes == [4, 4, 4, 2, 4, 4]
+
+
+def test_recomputation_runs_the_layers_twice_and_keeps_less():
+    plain, lean = (tilecast.trace(Stacked(8), (torch.zeros(2, 6, 32),), mode="training", recompute=choice) for choice in (False, True))
+    assert lean.live_bytes()["kept"] < 0.3 * plain.live_bytes()["kept"]
+    assert operators(lean)["aten.addmm"] == 2 * operators(plain)["aten.addmm"]
+    assert operators(lean)["aten.mm"] == operators(plain)["aten.mm"]
+
+
+HEADS = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 6, "vocab_size": 99}
+SMALL = {
+    "BertForPreTraining": {**HEADS, "intermediate_size": 64, "max_position_embeddings": 64},
+    "GPT2LMHeadModel": {"n_embd": 32, "n_head": 4, "n_layer": 6, "n_positions": 64, "vocab_size": 99},
+    "OPTForCausalLM": {**HEADS, "ffn_dim": 64, "max_position_embeddings": 64},
+    "MPTForCausalLM": {"d_model": 32, "n_heads": 4, "n_layers": 6, "vocab_size": 99},
+    "LlamaForCausalLM": {**HEADS, "intermediate_size": 64, "num_key_value_heads": 2},
+    "SwitchTransformersForConditionalGeneration": {
+        "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 12, "num_experts": 3, "vocab_size": 99, "expert_capacity": 4,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", SMALL)
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_familys_folded_graph_equals_its_full_trace(architecture, mode, monkeypatch):
+    asked = {"mode": mode, "batch": 3, "seq": 10, "dtype": "fp32", "attention": "eager"}
+    config = {"architectures": [architecture], **SMALL[architecture]}
+    short = traced_model("small", config, **asked)
+    monkeypatch.setattr(capture, "shortened", lambda model: (0, 0))
+    assert list(short.nodes()) == list(traced_model("small", config, **asked).nodes())
+
+
+@pytest.mark.parametrize(
+    ("id", "mode", "batch", "seq", "dtype", "attention"),
+    [
+        ("GPT2-Large", "training", 5, 96, "fp32", "eager"), ("BERT-Large", "inference", 2, 384, "fp32", "eager"),
+        ("OPT-1.3B", "training", 1, 64, "fp32", "eager"), ("mosaicml/mpt-1b", "training", 4, 512, "bf16", "flash"),
+    ],
+)  # fmt: skip
+def test_a_saved_graph_equals_the_trace_at_any_batch_and_length(id, mode, batch, seq, dtype, attention):
+    saved = step_models.saved_graph(id, mode, batch, seq, dtype, attention)
+    traced = traced_model(id, step_models.facts()[id], mode=mode, batch=batch, seq=seq, dtype=dtype, attention=attention)
+    assert saved is not None
+    assert list(saved.nodes()) == list(traced.nodes())
+    assert saved == traced
+
+
+def test_fused_attention_becomes_one_kernel_each_way():
+    asked = {"mode": "training", "batch": 2, "seq": 16, "dtype": "bf16", "attention": "sdpa"}
+    graph = traced_model("small", {"architectures": ["LlamaForCausalLM"], **SMALL["LlamaForCausalLM"]}, **asked)
+    families = Counter(part.family for part in tilecast.step(graph, "h100-sxm", dtype="bf16").breakdown)
+    assert families["attention_prefill"] == families["attention_backward"] == 1
+
+
+def test_an_unknown_architecture_points_to_trace():
+    with pytest.raises(InvalidInput, match=r"tilecast\.trace"):
+        traced_model("odd", {"architectures": ["OddModel"]}, mode="inference", batch=1, seq=8, dtype="fp32", attention="eager")
