@@ -48,6 +48,9 @@ SOURCES = {
         "gemm.LEAST_SPLIT_K",
         "kv_cache_write.THREADS",
         "layer_norm.THREADS",
+        "layer_norm_backward.COLUMNS",
+        "layer_norm_backward.THREADS",
+        "memory_pass.BYTES_PER_BLOCK",
         "layer_norm.HOST_CALLS",
         "moe.K_STEP",
         "moe.STAGES",
@@ -65,6 +68,8 @@ SOURCES = {
     "count": {  # of instructions, operands or bytes
         "attention.SOFTMAX_FLOP",
         "attention.SIMT_FLOP",
+        "attention_backward.PRODUCTS",
+        "attention_backward.TRAFFIC",
         "elementwise.BINARY",
         "elementwise.UNARY",
         "elementwise.WITH_SCALAR",

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from tilecast.execution import Protocol, TaskSet
 from tilecast.execution.arithmetic import ceil, minimum
+from tilecast.execution.fitted import constants
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import launch_sizes
 from tilecast.kernels.streaming import Stream, element_bytes, streaming_constants, streaming_tasks
@@ -50,7 +51,9 @@ class LayerNormBackward:
         using = streaming_constants()
         traffic = 2.0 * size["rows"] * row_bytes
         busy_sms = minimum(ceil(size["cols"] / COLUMNS), float(gpu.num_sms))
-        per_s = minimum(busy_sms * using.vector_bytes_per_clock_per_sm * gpu.boost_clock_hz, gpu.dram_bytes_per_s * using.dram_fraction)
+        per_s = minimum(
+            busy_sms * using.vector_bytes_per_clock_per_sm * gpu.boost_clock_hz, gpu.dram_bytes_per_s * constants().dram_fraction
+        )
         return replace(first, least_bytes=first.least_bytes, fixed_s=first.fixed_s + traffic / per_s)
 
 
