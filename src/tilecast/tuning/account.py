@@ -119,7 +119,9 @@ def _sides(problem: Problem) -> tuple[float, float]:
 def _resident(space: Space, held: Quantisation, gpu: GpuSpec) -> tuple[Floats, Floats]:
     """Blocks an SM holds, by shared memory, registers and warps; and warps of all of them."""
     shared = (gpu.shared_bytes_per_sm or gpu.shared_bytes_per_block or 65536) / (shared_bytes(space, held) + 1024)
-    registers = (gpu.register_bytes_per_sm or 262_144) / (4.0 * 32 * space.num_warps * np.minimum(accumulators(space) + OTHER_REGISTERS, 255))
+    registers = (gpu.register_bytes_per_sm or 262_144) / (
+        4.0 * 32 * space.num_warps * np.minimum(accumulators(space) + OTHER_REGISTERS, 255)
+    )
     by_warps = (gpu.max_warps_per_sm or 32) / space.num_warps
     resident = np.maximum(np.floor(np.minimum(np.minimum(shared, registers), by_warps)), 1.0)
     return resident, resident * space.num_warps

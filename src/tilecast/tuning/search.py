@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tilecast import hardware
 from tilecast.dtypes import quantisation
 from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec
@@ -24,6 +25,7 @@ from tilecast.tuning.space import CHOICES, PARAMETERS, Space, feasible
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 SHORTLIST = 8
 LEARNED_DTYPES = ("bf16", "fp16")
+MOST_APART = 0.45  # log of the ratio of ridge points: H200 is 0.36 from H800, H20 is 2.1
 BLOCK = 128  # a side of a block with one scale
 
 Config = Mapping[str, int]
@@ -135,7 +137,9 @@ def shipped_ranking() -> Ranking:
 
 def space_for(layer: Layer, gpu: GpuSpec, choices: Mapping[str, Sequence[int]] = CHOICES) -> Space:
     if gpu.vendor != "nvidia":
-        raise InvalidInput(f"{gpu.id}: configurations are tuned for NVIDIA GPUs; {gpu.vendor} kernels have parameters that are not modelled")
+        raise InvalidInput(
+            f"{gpu.id}: configurations are tuned for NVIDIA GPUs; {gpu.vendor} kernels have parameters that are not modelled"
+        )
     return feasible(gpu, quantisation(layer.dtype), choices, k_step=BLOCK if layer.dtype == "fp8_block" else None)
 
 
@@ -171,7 +175,22 @@ def _passes(layer: Layer) -> tuple[str, ...]:
 
 def ranked(launch: Moe, gpu: GpuSpec, space: Space, ranking: Ranking) -> Ranked:
     found = account(launch, gpu, space)
-    return Ranked(found, ranking.logit(found.numbers, gpu.id))
+    return Ranked(found, ranking.logit(found.numbers, stand_in(gpu, ranking.gpus)))
+
+
+def stand_in(gpu: GpuSpec, searched: Sequence[str]) -> str:
+    """Whose trees speak for `gpu`: its own, or those of a searched GPU of the same die and nearly the same FLOP per byte."""
+    if gpu.id in searched:
+        return gpu.id
+    kin = {other.id: _apart(gpu, other) for other in map(hardware.gpu, searched) if other.die == gpu.die}
+    nearest = min(kin, key=lambda name: kin[name], default=gpu.id)
+    return nearest if kin.get(nearest, MOST_APART) < MOST_APART else gpu.id
+
+
+def _apart(one: GpuSpec, other: GpuSpec) -> float:
+    """|log| of the ratio of their ridge points."""
+    ridges = [spec.highest_matrix_rate("bf16") / spec.dram_bytes_per_s for spec in (one, other)]
+    return abs(float(np.log(ridges[0] / ridges[1])))
 
 
 def _choice(
@@ -186,7 +205,7 @@ def _choice(
     is_split = engine == "sglang" and len(passes) > 1
     first, second = _two_passes(passes, weight, space) if is_split else (int(np.argmax(joint)), None)
     leading = passes[0].logit if is_split else np.asarray(joint)
-    order = shortlist_of(leading, space, size, distinct=gpu.id not in ranking.gpus, first=first)
+    order = shortlist_of(leading, space, size, distinct=stand_in(gpu, ranking.gpus) not in ranking.gpus, first=first)
     shortlist = tuple(space.config(row) for row in order)
     default = _default(layer, engine, num_tokens)
     place = space.find(default)
@@ -247,7 +266,8 @@ def basis_of(layer: Layer, gpu: GpuSpec, ranking: Ranking) -> str:
 
 
 def _gain(passes: Sequence[Ranked], weight: NDArray[np.float64], place: int, gpu: GpuSpec, layer: Layer, ranking: Ranking) -> Gain:
-    each = [float(ranking.log_gain(part.account.numbers[place : place + 1], gpu.id)[0]) for part in passes]
+    name = stand_in(gpu, ranking.gpus)
+    each = [float(ranking.log_gain(part.account.numbers[place : place + 1], name)[0]) for part in passes]
     log_gain = float(np.dot(weight, each))
     basis = basis_of(layer, gpu, ranking)
     width = ranking.width.get(basis, ranking.width["unseen-gpu"])

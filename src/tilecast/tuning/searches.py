@@ -67,7 +67,9 @@ def searches() -> list[Searched]:
     return list(_problems(kept, places, gains))
 
 
-def _problems(kept: pl.DataFrame, places: dict[str, dict[tuple[int, ...], int]], gains: dict[tuple[object, ...], float]) -> Iterator[Searched]:
+def _problems(
+    kept: pl.DataFrame, places: dict[str, dict[tuple[int, ...], int]], gains: dict[tuple[object, ...], float]
+) -> Iterator[Searched]:
     for key, rows in kept.sort(PROBLEM).group_by(PROBLEM, maintain_order=True):
         gpu, tokens, *shape = key
         found = [places[str(gpu)].get(config) for config in rows.select(CONFIG).iter_rows()]

@@ -100,7 +100,11 @@ def sampled(of: Study, chosen: NDArray[np.int64], settings: Settings) -> Sample:
         is_good, name = of.good[place], of.problems[place].gpu
         draw = np.random.default_rng([SEED, int(place)])
         near, far = (np.flatnonzero(mask & ~is_good) for mask in (once_good[name], ~once_good[name]))
-        drawn = (_some(draw, np.flatnonzero(is_good), 2 * MOST_GOOD), _some(draw, near, 2 * settings.near), _some(draw, far, 2 * settings.far))
+        drawn = (
+            _some(draw, np.flatnonzero(is_good), 2 * MOST_GOOD),
+            _some(draw, near, 2 * settings.near),
+            _some(draw, far, 2 * settings.far),
+        )
         rows = np.concatenate(drawn)
         numbers.append(of.numbers[place][rows])
         good.append(is_good[rows].astype(np.float64))

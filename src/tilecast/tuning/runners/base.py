@@ -14,7 +14,7 @@ class Runner(Protocol):
 
 
 def runner_for(text: str) -> Runner:
-    """"triton" times on the GPU that is here; a .csv file has times that were taken elsewhere."""
+    """ "triton" times on the GPU that is here; a .csv file has times that were taken elsewhere."""
     if text == "triton":
         from tilecast.tuning.runners.triton_kernel import TritonRunner
 
