@@ -17,7 +17,7 @@ from tilecast.kernels.base import execution_of, priced
 from tilecast.kernels.registry import kernels
 from tilecast.learning.features import SIZES, launches
 
-LEFT_OUT_ROWS = 15_000  # a suite fits many times
+LEFT_OUT_ROWS = 10_000  # a suite fits many times
 IDENTITY = ("gpu", "engine", "dtype", "identity", "timer", "cache")
 
 
@@ -51,9 +51,12 @@ class Learned:
     name = "tilecast"
     kind = "ours"
 
-    def __init__(self, bases: Collection[str] = ("interpolated",), own: Collection[str] | None = None) -> None:
+    def __init__(
+        self, bases: Collection[str] = ("interpolated",), own: Collection[str] | None = None, shared_rows: int | None = None
+    ) -> None:
         self.bases = bases  # whose intervals are asked for
         self.own = own  # GPUs that get trees of their own; none of the others is asked for
+        self.shared_rows = shared_rows
         self.correction: Any = None
 
     def fit(self, train: pl.DataFrame, family: str) -> Predictor:
@@ -61,6 +64,7 @@ class Learned:
 
         self.correction = None
         settings = replace(recipes.settings_of(family), left_out_rows=LEFT_OUT_ROWS)
+        settings = replace(settings, shared_rows=self.shared_rows or settings.shared_rows)
         if family in SIZES and train.height:
             with suppress(MissingData):  # too few rows: physics alone
                 self.correction = training.fit(

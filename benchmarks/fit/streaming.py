@@ -3,8 +3,8 @@
 Training rows are NeuSight's own training side and four fifths of the shapes elsewhere. Of events only calls well above the host's floor
 say something of the kernel; of NeuSight's softmax only rows that vectors divide, since its other ones are unaligned.
 
-Flat kernels alone decide the rates of DRAM and L2: a row of random width leaves lanes idle in its last vectors, which is not the memory's
-doing. What is particular to engine kernels and to rows is then fitted on those, with the rates held.
+Flat kernels alone decide the rate of L2: a row of random width leaves lanes idle in its last vectors, which is not the memory's
+doing. What is particular to engine kernels is then fitted on those, with the rate held.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +30,12 @@ SHAPES = {
     "rope": ("rows", "num_heads", "num_kv_heads", "head_dim"),
 }
 STAGES = (
-    (("elementwise",), ("dram_fraction", "vector_bytes_per_clock_per_sm", "start_s")),
+    (("elementwise",), ("vector_bytes_per_clock_per_sm", "start_s")),
     (("silu_mul", "rope", "rms_norm"), ("scalar_accesses_per_clock_per_sm",)),
-    (("rms_norm", "layer_norm"), ("row_s",)),
 )
 PER_SLICE = 120  # rows of one family, GPU, source and timer
 ABOVE_HOST_S = 150e-6
-PROTOCOL = ["gpu", "dtype", "timer", "cache"]
+LAUNCH = ["gpu", "dtype", "timer", "cache", "identity"]
 
 
 def training_rows(family: str) -> pl.DataFrame:
@@ -53,9 +52,10 @@ def training_rows(family: str) -> pl.DataFrame:
 def predicted(rows: pl.DataFrame, family: str) -> pl.DataFrame:
     """`rows` with log(analytic / measured)."""
     parts = []
-    for (gpu, dtype, timer, cache), part in rows.group_by(PROTOCOL, maintain_order=True):
+    for (gpu, dtype, timer, cache, identity), part in rows.group_by(LAUNCH, maintain_order=True):
         shape = {name: part[name].fill_null(False).to_numpy() if name == "residual" else part[name].to_numpy() for name in SHAPES[family]}
-        analysis = execution_of(kernel(family)(dtype=dtype, **shape), hardware.gpu(str(gpu)), Protocol(str(timer), str(cache)))
+        named = {"identity": str(identity)} if identity == "scalar" else {}
+        analysis = execution_of(kernel(family)(dtype=dtype, **shape, **named), hardware.gpu(str(gpu)), Protocol(str(timer), str(cache)))
         parts.append(part.select("gpu", "source", "timer", pl.Series("miss", np.log(analysis.analytic_s / part["latency_s"].to_numpy()))))
     return pl.concat(parts)
 

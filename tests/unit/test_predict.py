@@ -204,7 +204,7 @@ def test_a_sum_is_as_weak_as_its_weakest_part():
         (("Qwen/Qwen2.5-14B", *ASKED, "--tp", 3), "tp = 3 does not divide the attention heads"),
         (("Qwen/Qwen3-32B", *ASKED, "--tp", 16), "tp = 16 is more GPUs than dgx-h100 has: 8"),
         (("Qwen/Qwen3-8B", *ASKED, "--tp", 0), "tp = 0"),
-        (("Qwen/Qwen3-8B", *ASKED, "--engine", "vllm"), "vllm is not supported yet"),
+        (("Qwen/Qwen3-8B", *ASKED, "--engine", "tgi"), "unknown engine 'tgi'"),
         (("Qwen/Qwen3-8B", *ASKED, "--engine", "sgl"), "did you mean sglang"),
         (("Qwen/Qwen3-8B", *ASKED, "--pp", 40), "pp = 40 is more stages than Qwen/Qwen3-8B has layers: 36"),
         (("Qwen/Qwen3-8B", *ASKED, "--ep", 2), "ep = 2 must divide tp = 1"),
@@ -216,7 +216,7 @@ def test_a_sum_is_as_weak_as_its_weakest_part():
         (("google-bert/bert-base-uncased", *ASKED), "is an encoder"),
         (("deepseek-ai/DeepSeek-V3.2", *ASKED), "sparse attention cannot be modelled yet; the nearest family is deepseek"),
         (("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", *ASKED), "state-space"),
-        (("Qwen/Qwen3-8B", *ASKED, "--concurrency", 8), "--concurrency 8 is not supported yet"),
+        (("Qwen/Qwen3-8B", *ASKED, "--concurrency", 0), "concurrency = 0 must be a whole number from 1"),
         (("Qwen/Qwen3-8B", *ASKED, "--kv-dtype", "fp5"), "fp5"),
         (("Qwen/Qwen3-8B", *ASKED, "--node", "dgx-h1000"), "unknown node"),
         (("Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--batch", 0, "--isl", 64, "--osl", 8), "batch = 0"),
@@ -280,6 +280,5 @@ def test_requests_and_sizes_exclude_one_another():
 
 def test_help_lists_only_what_works(run):
     shown = {option.name for option in command.params if not getattr(option, "hidden", False)}
-    assert not shown & {"concurrency"}
-    assert shown >= {"pp", "ep", "dp_attention", "quant", "kv_dtype", "node", "profile"}
+    assert shown >= {"concurrency", "engine_assignments", "pp", "ep", "dp_attention", "quant", "kv_dtype", "node", "profile"}
     assert run("--help")[0] == 0

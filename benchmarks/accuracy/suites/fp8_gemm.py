@@ -3,6 +3,7 @@
 import polars as pl
 
 from benchmarks.accuracy import peers
+from benchmarks.accuracy.ours import Learned
 from benchmarks.accuracy.progress import ingesting
 from benchmarks.accuracy.result import Result, Suite
 from benchmarks.accuracy.scoring import SEED, answered, capped, cases, contenders, scored
@@ -36,7 +37,7 @@ def run(quick: bool) -> Result:
     return Result(
         suite=SUITE.name,
         question="How far off is an FP8 GEMM on PipeWeave's own test rows?",
-        predictions=pl.concat([scored(contenders(), train, test, "gemm", SLICES), peer]),
+        predictions=pl.concat([scored(contenders(Learned(("interpolated", "unseen-gpu"))), train, test, "gemm", SLICES), peer]),
         slices=SLICES,
         splits=[{"family": "gemm", **split.to_dict(), "num_train_used": train.height, "num_test_used": test.height}],
         notes=notes,

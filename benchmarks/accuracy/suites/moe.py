@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from benchmarks.accuracy.ours import Learned
 from benchmarks.accuracy.progress import ingesting, say
 from benchmarks.accuracy.result import Result, Suite
 from benchmarks.accuracy.scoring import SEED, capped, contenders, scored
@@ -9,6 +10,8 @@ from tilecast.datasets import splits, store
 
 SLICES = ("held_out", "gpu")
 QUICK_ROWS = 300  # per GPU
+UNSEEN = ("unseen-gpu", "unseen-generation")
+BASES_OF = {"problems": ("interpolated",), "GPU, siblings seen": UNSEEN, "GPU, siblings out": UNSEEN}  # whose intervals are scored
 
 
 def run(quick: bool) -> Result:
@@ -22,7 +25,9 @@ def run(quick: bool) -> Result:
     predictions = []
     for held_out, train, test, split in divisions:
         say(f"  {split.kind}: {split.held_out}")
-        predictions.append(scored(contenders(), train, test.with_columns(pl.lit(held_out).alias("held_out")), "moe", SLICES))
+        predictions.append(
+            scored(contenders(Learned(BASES_OF[held_out])), train, test.with_columns(pl.lit(held_out).alias("held_out")), "moe", SLICES)
+        )
     return Result(
         suite=SUITE.name,
         question="How far off is a fused MoE kernel for a problem, or on a GPU, that was not measured?",

@@ -51,15 +51,15 @@ def emit(report: Report, *, as_json: bool, as_csv: bool, as_python: bool) -> Non
         console.show(report)
 
 
-def overrides_from(assignments: tuple[str, ...]) -> dict[str, str]:
+def overrides_from(assignments: tuple[str, ...], flag: str = "--set", example: str = "num_sms=144") -> dict[str, str]:
     """{"num_sms": "144"} from ("num_sms=144",)."""
     overrides: dict[str, str] = {}
     for assignment in assignments:
         fact, equals, value = assignment.partition("=")
         if not equals or not fact.strip() or not value.strip():
-            raise InvalidInput(f"--set {assignment!r} must read FACT=VALUE, e.g. num_sms=144")
+            raise InvalidInput(f"{flag} {assignment!r} must read FACT=VALUE, e.g. {example}")
         if fact.strip() in overrides:
-            raise InvalidInput(f"--set gives {fact.strip()} twice")
+            raise InvalidInput(f"{flag} gives {fact.strip()} twice")
         overrides[fact.strip()] = value.strip()
     return overrides
 

@@ -20,20 +20,13 @@ BAR_WIDTH = 24
 MOST_SHOWN = 8  # lines a phase gets without --breakdown
 BRIEF = ("part", "time", "share", "", "bound by", "launches", "kernel")
 FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", "basis", "kernel")
-# Options of the contract that nothing stands behind yet -> the values that ask for nothing.
-NOT_YET: dict[str, tuple[str, ...]] = {"concurrency": ()}
-
-
-def _not_yet(function: Any) -> Any:
-    for name in NOT_YET:
-        function = click.option(f"--{name.replace('_', '-')}", name, hidden=True)(function)
-    return function
 
 
 @click.command(name="predict")
 @click.argument("model")
 @click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file; several with commas.")
-@click.option("--engine", default="sglang", show_default=True, help="Which engine serves the model.")
+@click.option("--engine", default="sglang", show_default=True, help="Which engine serves the model: sglang, vllm or trtllm.")
+@click.option("--engine-set", "engine_assignments", metavar="NAME=VALUE", multiple=True, help="Its settings, e.g. max_num_seqs=64.")
 @click.option("--tp", default="1", show_default=True, help="Tensor parallel: GPUs that share every layer; several as 1,2,4.")
 @click.option("--pp", type=int, default=1, show_default=True, help="Pipeline parallel: stages that hold runs of layers.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert parallel: ranks, of the tp GPUs, that hold whole experts.")
@@ -42,6 +35,7 @@ def _not_yet(function: Any) -> Any:
 @click.option("--isl", type=int, help="Input tokens of each request.")
 @click.option("--osl", type=int, help="Output tokens of each request.")
 @click.option("--requests", "requests_path", metavar="FILE.csv", help="One request a line: input_tokens,output_tokens.")
+@click.option("--concurrency", help="Predict a load: so many users with one request each in flight; --batch limits what runs.")
 @click.option("--node", help="The box, as in `tilecast nodes` [default: the usual one of the GPU].")
 @click.option("--quant", help="Weights: bf16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
 @click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
@@ -54,24 +48,22 @@ def _not_yet(function: Any) -> Any:
 @click.option("--trace", "trace_path", metavar="FILE.json", help="Also write a timeline for ui.perfetto.dev or chrome://tracing.")
 @set_option
 @output_options
-@_not_yet
 def command(
-    model: str, gpu: str, assignments: tuple[str, ...], requests_path: str | None, by: str | None, breakdown: bool, why: bool,
-    html_path: str | None, trace_path: str | None, as_json: bool, as_csv: bool, as_python: bool, **given: Any,
+    model: str, gpu: str, assignments: tuple[str, ...], engine_assignments: tuple[str, ...], requests_path: str | None,
+    concurrency: str | None, by: str | None, breakdown: bool, why: bool, html_path: str | None,
+    trace_path: str | None, as_json: bool, as_csv: bool, as_python: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Predict a static batch: first token, decode step, total, tokens per second, memory, and where the time goes.
+    """Predict a static batch, or with --concurrency a load: first token, decode step, total, tokens per second, memory, and why.
 
     MODEL is a bundled Hugging Face id such as Qwen/Qwen3-32B, a config.json, or its folder. All requests are prefilled together, then
-    decoded in lock step; one that has all its tokens leaves the batch. With several GPUs, group sizes or batches, it compares them.
+    decoded in lock step; one that has all its tokens leaves the batch. With several GPUs, group sizes or batches, it compares them. With
+    --concurrency N, N users each have one request in flight, and the steady state of continuous batching is predicted.
     """
-    for name, neutral in NOT_YET.items():
-        value = given.pop(name)
-        if value is not None and value.lower() not in neutral:
-            raise InvalidInput(f"--{name.replace('_', '-')} {value} is not supported yet")
-    if requests_path and any(given[name] is not None for name in ("batch", "isl", "osl")):
-        raise InvalidInput("--requests and --batch, --isl, --osl exclude one another")
-    if not requests_path and (missing := [f"--{name}" for name in ("batch", "isl", "osl") if given[name] is None]):
-        raise InvalidInput(f"{', '.join(missing)} missing: give --batch, --isl and --osl, or --requests FILE.csv")
+    sizes = ("isl", "osl") if concurrency is not None else ("batch", "isl", "osl")
+    if requests_path and any(given[name] is not None for name in sizes):
+        raise InvalidInput(f"--requests and {', '.join(f'--{name}' for name in sizes)} exclude one another")
+    if not requests_path and (missing := [f"--{name}" for name in sizes if given[name] is None]):
+        raise InvalidInput(f"{', '.join(missing)} missing: give {', '.join(f'--{name}' for name in sizes)}, or --requests FILE.csv")
     output = {"as_json": as_json, "as_csv": as_csv, "as_python": as_python}
     if sum(output.values()) > 1:
         raise InvalidInput("--json, --csv and --as-python exclude one another")
@@ -79,8 +71,20 @@ def command(
     requests = read_requests(requests_path) if requests_path else None
     overrides = overrides_from(assignments)
     line = command_line(
-        "predict", model, gpu=gpu, **_said(given), requests=requests_path, set=assignments, by=by, breakdown=breakdown, why=why
-    )
+        "predict", model, gpu=gpu, **_said(given), requests=requests_path, concurrency=concurrency, engine_set=engine_assignments,
+        set=assignments, by=by, breakdown=breakdown, why=why,
+    )  # fmt: skip
+    if engine_assignments:
+        given["engine_settings"] = overrides_from(engine_assignments, "--engine-set", "max_num_seqs=64")
+    if concurrency is not None:
+        from tilecast.cli import predict_load
+
+        refused = [name for name, value in (("--why", why), ("--html", page), ("--trace", timeline)) if value]
+        emit(predict_load.report_of(
+            model, gpu, concurrency=concurrency, requests=requests, overrides=overrides, line=line, breakdown=breakdown, refused=refused,
+            by=by, **given,
+        ), **output)  # fmt: skip
+        return
     if is_comparison(gpu, given["tp"], given["batch"], by):
         from tilecast.cli import predict_compare
 

@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -15,14 +15,15 @@ from tilecast.errors import InvalidInput, UnknownName
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.registry import kernel
 from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens
-from tilecast.workloads.model import Experts, ModelConfig
+from tilecast.workloads.model import ModelConfig
 from tilecast.workloads.operations import Operation
 from tilecast.workloads.parallelism import Shard
 
 FOLDER = Path(__file__).parent
-PLANNED = ("vllm", "trtllm")
 ROWS = {"gemm": "m", "moe": "num_tokens"}  # the parameter that counts rows, where it is not called `rows`
+SAME_PRODUCT = {"fp8_static": "fp8"}  # scales that are known beforehand change who makes the activations, not the product
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
+NO_IDENTITY: Callable[[GpuSpec, str], None] = lambda gpu, held: None  # noqa: E731
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,9 @@ class Host:
     decode_layer_s: float
     prefill_step_s: float
     prefill_layer_s: float
+    request_s: float
+    first_token_s: float
+    prompt_token_s: float
     spread_fraction: float
     reserved_bytes: float
 
@@ -45,6 +49,18 @@ class Quantiser(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What an engine looks at when it decides which kernels to fuse."""
+
+    config: ModelConfig
+    shard: Shard
+    gpu: GpuSpec
+    phase: str
+    num_tokens: int  # the most of any step
+    kv_dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """How an engine runs a model: its choices are functions of the GPU, the box and the sizes, so that a new GPU needs no table."""
 
@@ -53,45 +69,71 @@ class Engine:
     latent_attention: Callable[[GpuSpec, str], str | None]
     all_reduce: Callable[[NodeSpec, int, float], str]  # (box, GPUs, bytes) -> identity
     expert_format: Callable[[GpuSpec, str], str]  # (GPU, quantisation of the weights) -> that of the product
+    fused: "Callable[[Engine, Situation], Mapping[str, str]]"  # an operation, its role or its quantiser -> the kernel that does it too
+    token_budget: "Callable[[Engine, GpuSpec, bool], int]"  # (GPU, is offline) -> tokens of a step while prompts are waiting
     cache: Mapping[str, str]  # kernel family -> what L2 holds of its operands; warm where not named
     quantisers: Mapping[str, Quantiser]  # quantisation -> what makes its activations
+    gemm: Callable[[GpuSpec, str], str | None] = NO_IDENTITY  # (GPU, quantisation) -> identity
+    experts: Callable[[GpuSpec, str], str | None] = NO_IDENTITY
+    settings: Mapping[str, float] = field(default_factory=dict)  # facts and host constants that somebody set otherwise
 
     @property
     def host(self) -> Host:
-        return _host(self.name)
+        own = {name: value for name, value in self.settings.items() if name in HOST_NAMES}
+        return replace(_host(self.name), **own) if own else _host(self.name)
 
     def fact(self, name: str) -> Any:
-        """What <engine>.toml says of it under `facts`, with its source and why."""
-        return _facts(self.name)[name]["value"]
+        """What <engine>.toml says of it under `facts`, with its source and why, or what a user set in its place."""
+        return self.settings[name] if name in self.settings else _facts(self.name)[name]["value"]
 
     def drops_keys_outside_window(self, config: ModelConfig) -> bool:
         return config.architecture in self.fact("drops_keys_outside_window")
 
-    def num_micro_batches(self, batch: Batch, shard: Shard) -> int:
-        most = max(1, self.fact("most_running_requests") // shard.pp)
-        return 1 if shard.pp == 1 else min(shard.pp, -(-batch.num_requests // most))
+    def num_micro_batches(self, batch: Batch, shard: Shard, gpu: GpuSpec) -> int:
+        """Groups of a static batch that pass through the stages one behind the other; a group is what one step takes in."""
+        if shard.pp == 1:
+            return 1
+        steps = -(-batch.num_requests // max(1, self.fact("most_running_requests") // shard.pp))
+        if self.fact("chunks_static_batches"):
+            steps = max(steps, -(-sum(batch.input_tokens) // self.token_budget(self, gpu, True)))
+        return min(shard.pp, int(steps), batch.num_requests)
 
-    def fuses_norm(self, config: ModelConfig, shard: Shard, gpu: GpuSpec, num_tokens: int) -> bool:
-        return (
-            config.architecture in self.fact("fuses_norm_into_all_reduce")
-            and shard.tp > 1
-            and shard.dp == 1
-            and shard.hops_between_nodes == 0
-            and gpu.target in ("sm_90", "sm_100", "sm_103")
-            and gpu.id != "h20"
-            and num_tokens <= self.fact("most_tokens_of_fused_norm")
-        )
+    def padded(self, num_requests: np.ndarray) -> np.ndarray:
+        """Requests of a captured decode step: graphs exist for some sizes, and the next larger one runs."""
+        sizes = _captured(self.name)
+        place = np.searchsorted(sizes, num_requests)
+        return np.where(place < len(sizes), sizes[np.minimum(place, len(sizes) - 1)], num_requests)
 
-    def fuses_shared_expert(self, config: ModelConfig, shard: Shard) -> bool:
-        mlp = config.layers[-1].mlp
-        return (
-            config.architecture in self.fact("fuses_shared_experts")
-            and isinstance(mlp, Experts)
-            and mlp.shared_width == mlp.width
-            and (mlp.num_experts == 256 or not config.architecture.startswith("Deepseek"))
-            and shard.ep == 1
-            and config.precision.shared == config.precision.experts
-        )
+    @property
+    def most_captured(self) -> int:
+        return int(_captured(self.name)[-1])
+
+
+HOST_NAMES = frozenset(entry.name for entry in fields(Host))
+
+
+def with_settings(found: Engine, settings: Mapping[str, object]) -> Engine:
+    """`found` with numbers of its file set otherwise, by their name there or by the engine's own flag for them."""
+    facts = _facts(found.name)
+    names = {entry["flag"]: name for name, entry in facts.items() if "flag" in entry}
+    numbers = {name for name, entry in facts.items() if isinstance(entry["value"], int | float)}
+    allowed = sorted(HOST_NAMES | numbers | set(names))
+    changed: dict[str, float] = dict(found.settings)
+    for asked, raw in settings.items():
+        if asked not in allowed:
+            raise UnknownName.among(f"setting of {found.name}", asked, allowed)
+        name = names.get(asked, asked)
+        before = facts[name]["value"] if name in facts else float(getattr(found.host, name))
+        try:
+            value = float(str(raw))
+        except ValueError:
+            value = float("nan")
+        least = 1 if isinstance(before, int) and before > 1 else 0
+        if not least <= value < float("inf") or (isinstance(before, int) and value != int(value)):
+            kind = "a whole number" if isinstance(before, int) else "a number"
+            raise InvalidInput(f"{asked} = {raw} must be {kind} of at least {least}")
+        changed[name] = int(value) if isinstance(before, int) else value
+    return replace(found, settings=changed)
 
 
 @cache
@@ -102,6 +144,16 @@ def _table(name: str) -> dict[str, Any]:
 def _facts(name: str) -> dict[str, Any]:
     facts: dict[str, Any] = _table(name)["facts"]
     return facts
+
+
+@cache
+def _captured(name: str) -> np.ndarray:
+    """Batch sizes that have a graph: numbers, and runs of them as first:last:step."""
+    sizes: list[int] = []
+    for entry in _facts(name)["captured_batches"]["value"]:
+        first, last, step = (int(part) for part in entry.split(":")) if isinstance(entry, str) else (entry, entry, 1)
+        sizes += range(first, last + 1, step)
+    return np.array(sizes)
 
 
 @cache
@@ -120,9 +172,7 @@ def engines() -> dict[str, Engine]:
 def engine(name: str) -> Engine:
     if name in engines():
         return engines()[name]
-    if name in PLANNED:
-        raise InvalidInput(f"engine {name} is not supported yet; known: {', '.join(engines())}")
-    raise UnknownName.among("engine", name, [*engines(), *PLANNED])
+    raise UnknownName.among("engine", name, list(engines()))
 
 
 # ---- from operations to kernels ----------------------------------------------------------------------------------
@@ -133,11 +183,11 @@ def kernel_step(
 ) -> Step:
     """The kernels that do `operations` on `tokens`, in the order in which they run."""
     rows = tokens.rows
-    fused = set()
-    if engine.fuses_norm(config, shard, gpu, int(tokens.num_tokens.max())):
-        fused.add("norm_after_reduce")
-    if engine.fuses_shared_expert(config, shard):
-        fused.add("shared_expert")
+    if tokens.phase == "decode":
+        rows = {per: engine.padded(count) for per, count in rows.items()}
+    most = int(tokens.num_tokens.max())
+    seen = Situation(config=config, shard=shard, gpu=gpu, phase=tokens.phase, num_tokens=most, kv_dtype=kv_dtype)
+    fused = engine.fused(engine, seen)
     calls = []
 
     beside = engine.fact("runs_beside_in_decode") if tokens.phase == "decode" else {}
@@ -148,7 +198,7 @@ def kernel_step(
         calls.append(KernelCall(name, tokens.phase, built, count, engine.cache.get(family, "warm"), asked, beside.get(name)))
 
     for operation in operations:
-        if operation.role in fused or operation.phase not in (None, tokens.phase):
+        if operation.name in fused or operation.role in fused or operation.phase not in (None, tokens.phase):
             continue
         family, sizes, held = operation.family, dict[str, Any](operation.sizes), operation.held or config.dtype
         count = rows[operation.per] * operation.rows_each
@@ -168,12 +218,27 @@ def kernel_step(
             sizes[ROWS.get(family, "rows")] = _plain(count)
         if family == "moe":
             held = engine.expert_format(gpu, held)
+            sizes["identity"] = engine.experts(gpu, held)
             if "shared_expert" in fused:
                 sizes |= {"num_experts": sizes["num_experts"] + 1, "topk": sizes["topk"] + 1}
-        if family == "gemm" and held in engine.quantisers:
+        if family == "gemm":
+            sizes["identity"] = engine.gemm(gpu, held)
+        if family == "gemm" and held in engine.quantisers and f"{operation.name}_quantize" not in fused:
             how = engine.quantisers[held]
             launch(f"{operation.name}_quantize", "quantize", how.dtype, operation.count, op=how.op, rows=sizes["m"], cols=sizes["k"])
+        if family in ROWS:
+            held = SAME_PRODUCT.get(held, held)
         launch(operation.name, family, held, operation.count, **sizes)
+        if family == "sampling" and engine.fact("sort_bytes_per_logit"):
+            moved = float(engine.fact("sort_bytes_per_logit")) / (2 * dtype(config.dtype).bytes)  # a copy reads and writes each element
+            launch(
+                "logit_sort",
+                "elementwise",
+                config.dtype,
+                operation.count,
+                op="copy",
+                numel=_plain((count * sizes["cols"] * moved).astype(int)),
+            )
     return Step(tokens.phase, tuple(calls), len(tokens.q_lens))
 
 

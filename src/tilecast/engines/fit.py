@@ -24,13 +24,32 @@ def memory_of(config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, b
     rank = batch.on_rank(shard.dp)
     weights, caches = stage_weights(config, shard), stage_caches(config, shard, engine, rank, kv_dtype)
     fullest = max(range(shard.pp), key=lambda stage: weights[stage] + caches[stage])
+    most = most_tokens(engine, gpu)
+    own, every = min(sum(rank.input_tokens), most), min(sum(batch.input_tokens), most * shard.dp)
+    active = activations_bytes(config, shard, own, every, batch.num_requests)
     return Memory(
         weights_bytes=weights[fullest],
         kv_cache_bytes=caches[fullest],
-        activations_bytes=activations_bytes(config, shard, sum(rank.input_tokens), sum(batch.input_tokens), batch.num_requests),
-        reserved_bytes=round(engine.host.reserved_bytes),
+        activations_bytes=active,
+        reserved_bytes=round(reserved_bytes(engine, gpu, weights[fullest] + active)),
         capacity_bytes=gpu.dram_bytes,
     )
+
+
+def most_tokens(engine: Engine, gpu: GpuSpec) -> int:
+    """Of one step: an engine that chunks prompts never holds the activations of more."""
+    return engine.token_budget(engine, gpu, True) if engine.fact("chunks_static_batches") else LONGEST
+
+
+def reserved_bytes(engine: Engine, gpu: GpuSpec, taken: float) -> float:
+    """What the engine keeps from the cache: a share of the memory, or of what weights and activations leave (TensorRT-LLM).
+
+    SGLang's share counts cache and weights alone: activations live in the rest of it, so only what it really holds counts here.
+    """
+    own, left_out = engine.host.reserved_bytes, 1.0 - float(engine.fact("memory_fraction"))
+    if engine.fact("memory_is_of_free"):
+        return own + left_out * max(0.0, gpu.dram_bytes - taken - own)
+    return max(own, left_out * gpu.dram_bytes) if engine.fact("chunks_static_batches") else own
 
 
 def stage_weights(config: ModelConfig, shard: Shard) -> list[int]:
@@ -57,12 +76,14 @@ def with_room(found: Memory, config: ModelConfig, shard: Shard, engine: Engine, 
     if len(set(batch.input_tokens)) == len(set(batch.output_tokens)) == 1:
         isl, osl, requests = batch.input_tokens[0], batch.output_tokens[0], batch.num_requests
         weights, stages = stage_weights(config, shard), _stage_kinds(config, shard)
+        most = most_tokens(engine, gpu)
         short = replace(config, layers=tuple(layer for layer, _ in counted(config.layers)))  # the widest block is the same
 
         def fits(num_requests: int, prompt: int, caches: list[int]) -> bool:
             on_rank = -(-num_requests // shard.dp)
             kept = max(held + on_rank * cache for held, cache in zip(weights, caches, strict=True))
-            active = activations_bytes(short, shard, on_rank * prompt, num_requests * prompt, num_requests)
+            own, every = min(on_rank * prompt, most), min(num_requests * prompt, most * shard.dp)
+            active = activations_bytes(short, shard, own, every, num_requests)
             return kept + active + found.reserved_bytes <= found.capacity_bytes
 
         def caches_of(prompt: int) -> list[int]:

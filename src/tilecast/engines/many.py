@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tilecast.engines.fit import most_tokens
 from tilecast.engines.predict import (
     NOTHING,
     Interval,
@@ -25,6 +26,7 @@ from tilecast.engines.predict import (
     set_up,
 )
 from tilecast.execution.tasks import Floats
+from tilecast.hardware import GpuSpec
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import BASES, CallTime, Price, StepTime, conditions, evaluated_steps, joined, step_weights
 from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens
@@ -105,9 +107,16 @@ def outcomes(
     True
     """
     options = {name: value for name, value in options.items() if value not in (None, False, 1)}  # those ask for nothing
-    if set(options) - {"engine", "node", "kv_dtype", "overrides"}:
+    if set(options) - {"engine", "engine_settings", "node", "kv_dtype", "overrides"}:
         return [outcome_of(predict(model, gpu, tp=tp, batch=b, isl=i, osl=o, price=price, **options)) for b, i, o in cases]
     found = set_up(model, gpu, tp=tp, **options)
+    longest = most_tokens(found.engine, found.gpu)
+    if any(b * i > longest for b, i, _ in cases):  # prefilled in several passes
+        short = iter(outcomes(model, gpu, [case for case in cases if case[0] * case[1] <= longest], tp=tp, price=price, **options))
+        return [
+            next(short) if b * i <= longest else outcome_of(predict(model, gpu, tp=tp, batch=b, isl=i, osl=o, price=price, **options))
+            for b, i, o in cases
+        ]
     batches = [Batch.uniform(*case) for case in cases]
     points = [evaluated_steps((osl,)) for _, _, osl in cases]
     prefills = _priced(found, "prefill", [[(batch, isl, isl)] for batch, isl, _ in cases], price)
@@ -124,14 +133,15 @@ def _joined(
 ) -> Outcome:
     """As `predict` adds up a batch."""
     decode_s = step_s = NOTHING
+    host_prefill = _prefill_host(found.engine.host, found.config, prefill, np.ones(1))
     if len(points):
-        host = _decode_host(found.engine.host, found.config)
+        host = _decode_host(found.engine, found.config, found.shard)
         decode_s = _total(decode, step_weights(points)) + host.per(1.0 / batch.num_decode_steps)
         step_s = _median_step(points, decode) + host
     return Outcome(
         gpu=found.gpu.id, tp=tp, num_gpus=tp, batch=case[0], isl=case[1], osl=case[2],
         output_tokens=case[0] * case[2], decode_steps=batch.num_decode_steps, decode_step_s=step_s, decode_s=decode_s,
-        prefill_s=_total(prefill, np.ones(1)) + _prefill_host(found.engine.host, found.config, prefill), memory=found.memory(batch),
+        prefill_s=_total(prefill, np.ones(1)) + host_prefill, memory=found.memory(batch),
         basis=BASES[max(BASES.index(prefill.basis), BASES.index(decode.basis))],
     )  # fmt: skip
 
@@ -154,12 +164,12 @@ def _priced(found: Setup, phase: str, cases: list[list[Lengths]], price: Price) 
 
     @cache
     def kernels(rank: int) -> object:
-        return _signature(found.step(_tokens(phase, cases[order[rank]])))
+        return signature(found.step(_tokens(phase, cases[order[rank]])))
 
-    for start, stop in _alike(kernels, 0, len(order)):
+    for start, stop in alike(kernels, 0, len(order)):
         for run in _chunks([order[rank] for rank in range(start, stop)], cases):
             steps = [lengths for place in run for lengths in cases[place]]
-            whole, ranks = _price_steps(found.step(_tokens(phase, steps)), found, price)
+            [(whole, ranks)] = price_steps([found.step(_tokens(phase, steps))], found.gpu, price)
             ends = list(accumulate(len(cases[place]) for place in run))
             for place, end in zip(run, ends, strict=True):
                 mine = slice(end - len(cases[place]), end)
@@ -181,7 +191,7 @@ def _tokens(phase: str, steps: list[Lengths]) -> Tokens:
     return Tokens(phase, q_lens, kv_lens)
 
 
-def _alike(kernels: Callable[[int], object], start: int, stop: int) -> Iterator[tuple[int, int]]:
+def alike(kernels: Callable[[int], object], start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Runs of sizes whose smallest and largest member run the same kernels."""
     if start >= stop:
         return
@@ -189,8 +199,8 @@ def _alike(kernels: Callable[[int], object], start: int, stop: int) -> Iterator[
         yield start, stop
     else:
         middle = (start + stop) // 2
-        yield from _alike(kernels, start, middle)
-        yield from _alike(kernels, middle, stop)
+        yield from alike(kernels, start, middle)
+        yield from alike(kernels, middle, stop)
 
 
 def _chunks(run: list[int], cases: list[list[Lengths]]) -> Iterator[list[int]]:
@@ -205,7 +215,7 @@ def _chunks(run: list[int], cases: list[list[Lengths]]) -> Iterator[list[int]]:
         yield chunk
 
 
-def _signature(step: Step) -> tuple[object, ...]:
+def signature(step: Step) -> tuple[object, ...]:
     """Everything about a step's kernels that is no size."""
     return tuple((call.name, call.count, *_kind(call)) for call in step.calls)
 
@@ -227,28 +237,42 @@ def _hashable(value: object) -> object:
     return value if isinstance(value, str | bool | None) else repr(value)
 
 
-def _price_steps(step: Step, found: Setup, price: Price) -> tuple[StepTime, np.ndarray]:
-    """The steps end to end, and for each the place of its basis in BASES."""
-    groups: dict[object, list[int]] = {}
-    for place, call in enumerate(step.calls):
-        groups.setdefault(_kind(call), []).append(place)
-    times, rank = dict[int, CallTime](), np.zeros(step.num_steps, dtype=np.int64)
-    for places in groups.values():
-        calls = [step.calls[place] for place in places]
+def price_steps(steps: Sequence[Step], gpu: GpuSpec, price: Price) -> list[tuple[StepTime, np.ndarray]]:
+    """Each of several steps (which may stand for many) end to end, and for each the place of its basis in BASES.
+
+    Calls of one kind are priced in one go, whichever step they are of.
+    """
+    groups: dict[object, list[tuple[int, int]]] = {}
+    for number, step in enumerate(steps):
+        for place, call in enumerate(step.calls):
+            groups.setdefault(_kind(call), []).append((number, place))
+    times: list[dict[int, CallTime]] = [{} for _ in steps]
+    ranks = [np.zeros(step.num_steps, dtype=np.int64) for step in steps]
+    for members in groups.values():
+        calls = [steps[number].calls[place] for number, place in members]
         first = calls[0].kernel
         names = [entry.name for entry in fields(first) if _is_number(getattr(first, entry.name))]
-        tables, wheres = zip(*(_distinct([getattr(call.kernel, name) for name in names], step.num_steps) for call in calls), strict=True)
+        tables, wheres = zip(
+            *(
+                _distinct([getattr(call.kernel, name) for name in names], steps[number].num_steps)
+                for call, (number, _) in zip(calls, members, strict=True)
+            ),
+            strict=True,
+        )
         others = {entry.name: getattr(first, entry.name) for entry in fields(first) if entry.name not in names}
         kernel = type(first)(**others, **dict(zip(names, np.concatenate(tables, axis=1), strict=True)))
-        predicted = price(kernel, found.gpu, **conditions(calls[0]))
-        ranks = np.array([BASES.index(str(basis)) for basis in predicted.basis])
+        predicted = price(kernel, gpu, **conditions(calls[0]))
+        basis = np.array([BASES.index(str(each)) for each in predicted.basis])
+        known = {name: getattr(predicted, name) for name in ("median_s", "low_s", "high_s", "bound_s")}
         starts = accumulate((table.shape[1] for table in tables), initial=0)
-        for place, call, where, start in zip(places, calls, wheres, starts, strict=False):
+        for (number, place), call, where, start in zip(members, calls, wheres, starts, strict=False):
             rows = start + where
-            values = {name: call.count * getattr(predicted, name)[rows] for name in ("median_s", "low_s", "high_s", "bound_s")}
-            times[place] = CallTime(call=call, bound_by="", basis=BASES[int(ranks[rows].max())], **values)
-            rank = np.maximum(rank, ranks[rows])
-    return joined(step, tuple(times[place] for place in range(len(step.calls)))), rank
+            values = {name: call.count * each[rows] for name, each in known.items()}
+            times[number][place] = CallTime(call=call, bound_by="", basis=BASES[int(basis[rows].max())], **values)
+            ranks[number] = np.maximum(ranks[number], basis[rows])
+    return [
+        (joined(step, tuple(times[number][place] for place in range(len(step.calls)))), ranks[number]) for number, step in enumerate(steps)
+    ]
 
 
 def _distinct(values: list[Any], num_steps: int) -> tuple[Floats, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilecast import hardware, units
 from tilecast.dtypes import dtype, quantisation
-from tilecast.engines.base import Engine, Host, kernel_step
+from tilecast.engines.base import Engine, Host, kernel_step, with_settings
 from tilecast.engines.base import engine as engine_named
 from tilecast.engines.fit import memory_of, with_room
 from tilecast.errors import InvalidInput, SpecError
@@ -33,7 +33,7 @@ from tilecast.workloads.aggregate import (
     weakest,
 )
 from tilecast.workloads.architectures import architecture
-from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens, decode_tokens, prefill_tokens
+from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens, chunked_prefill, decode_tokens, prefill_tokens
 from tilecast.workloads.memory import Memory
 from tilecast.workloads.model import ModelConfig, model_config
 from tilecast.workloads.operations import Operation
@@ -196,6 +196,7 @@ def predict(
     osl: int | None = None,
     requests: Sequence[tuple[int, int]] | None = None,
     engine: str = "sglang",
+    engine_settings: Mapping[str, object] | None = None,
     node: str | None = None,
     quant: str | None = None,
     kv_dtype: str | None = None,
@@ -216,12 +217,12 @@ def predict(
     """
     asked = _batch(batch, isl, osl, requests)
     found = set_up(
-        model, gpu, tp=tp, pp=pp, ep=ep, dp_attention=dp_attention, engine=engine, node=node, quant=quant, kv_dtype=kv_dtype,
-        overrides=overrides,
+        model, gpu, tp=tp, pp=pp, ep=ep, dp_attention=dp_attention, engine=engine, engine_settings=engine_settings, node=node,
+        quant=quant, kv_dtype=kv_dtype, overrides=overrides,
     )  # fmt: skip
     config, spec, runs, box, shard, held = found.config, found.gpu, found.engine, found.node, found.shard, found.kv_dtype
     check_context(config, asked, allow_longer_context)
-    waves = runs.num_micro_batches(asked, shard)
+    waves = runs.num_micro_batches(asked, shard, spec)
     wave = asked.on_rank(waves)
     measured = opened(profile, spec)
     if measured is not None:
@@ -230,24 +231,26 @@ def predict(
     def timed(tokens: Tokens, stage: int | None = None) -> StepTime:
         return price_step(found.step(tokens, stage), spec, price)
 
-    def waited(tokens: Any) -> StepTime | None:
-        """The last micro-batch starts when those before it have left the last stage, which has the most to do."""
-        return timed(tokens, shard.pp - 1).times(waves - 1) if waves > 1 else None
-
-    once = np.ones(1)
-    prompts = prefill_tokens(wave, shard.dp)
-    prefill, waits = timed(prompts), waited(prompts)
+    prompts, passes, num_passes = found.prefill(asked, wave)
+    prefill = timed(prompts)
+    waits = timed(prompts, shard.pp - 1).times(num_passes - 1) if shard.pp > 1 and num_passes > 1 else None
+    once = passes / num_passes if waits else passes  # stages overlap: one pass, and the last stage of the others
     points = evaluated_steps(wave.output_tokens)
     steps = decode_tokens(wave, points.tolist(), shard.dp) if len(points) else None
     decode = timed(steps) if steps else None
-    host_prefill, host_step = _prefill_host(runs.host, config, prefill), _decode_host(runs.host, config)
+    host_prefill, host_step = _prefill_host(runs.host, config, prefill, passes), _decode_host(runs, config, shard)
     if measured is not None:
         host_prefill, host_step = (_measured_host(measured, *each) for each in (("prefill", host_prefill), ("decode", host_step)))
     parts = _parts("prefill", prefill, once, host_prefill, waits)
     prefill_s = _total(prefill, once) + host_prefill + (_total(waits, once) if waits else NOTHING)
     decode_s = step_s = NOTHING
     if decode is not None:
-        weights, waits = step_weights(points), waited(steps)
+        assert steps is not None
+        weights, waits = step_weights(points), None
+        if waves > 1:
+            waits = timed(steps, shard.pp - 1).times(waves - 1)
+            if runs.fact("overlaps_decode_steps"):  # a group's next pass starts when it is back, or when the last stage has seen all groups
+                waits = timed(steps, shard.pp - 1).times(waves).beyond(decode)
         host_s = host_step.per(1.0 / asked.num_decode_steps)
         decode_s = _total(decode, weights) + host_s + (_total(waits, weights) if waits else NOTHING)
         step_s = _median_step(points, decode) + host_step + (_median_step(points, waits) if waits else NOTHING)
@@ -271,6 +274,7 @@ def predict(
             "model": config.name, "gpu": spec.id, "engine": runs.name, "tp": tp, "pp": pp, "ep": ep, "dp_attention": dp_attention,
             "node": box.id if box else None, "quant": quant, "kv_dtype": held, **_said(batch, isl, osl, requests),
             "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
+            **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
             **({"profile": measured.told()} if measured else {}),
         },
         steps=(prefill, decode) if decode else (prefill,),
@@ -299,6 +303,17 @@ class Setup:
         does = self.operations if stage is None else architecture(self.config.architecture).step(self.config, self.shard, stage)
         return kernel_step(does, tokens, config=self.config, shard=self.shard, engine=self.engine, gpu=self.gpu, kv_dtype=self.kv_dtype)
 
+    def prefill(self, batch: Batch, wave: Batch) -> tuple[Tokens, np.ndarray, int]:
+        """The passes that prefill a static batch: distinct ones, how often each runs, and how many there are.
+
+        An engine that chunks takes what its token budget allows in each pass; others take a group of requests whole.
+        """
+        if not self.engine.fact("chunks_static_batches"):
+            return prefill_tokens(wave, self.shard.dp), np.ones(1), self.engine.num_micro_batches(batch, self.shard, self.gpu)
+        budget = self.engine.token_budget(self.engine, self.gpu, True)
+        tokens, counts = chunked_prefill(batch, budget * self.shard.dp, self.shard.dp)
+        return tokens, counts, int(counts.sum())
+
     def memory(self, batch: Batch) -> Memory:
         return memory_of(self.config, self.shard, self.engine, self.gpu, batch, self.kv_dtype)
 
@@ -312,6 +327,7 @@ def set_up(
     ep: int = 1,
     dp_attention: int = 1,
     engine: str = "sglang",
+    engine_settings: Mapping[str, object] | None = None,
     node: str | None = None,
     quant: str | None = None,
     kv_dtype: str | None = None,
@@ -319,7 +335,7 @@ def set_up(
 ) -> Setup:
     config = requantised(model_config(model), quant)
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
-    runs = engine_named(engine)
+    runs = with_settings(engine_named(engine), engine_settings) if engine_settings else engine_named(engine)
     _check_dtypes(config, spec, kv_dtype)
     shard = sharded(config, tp, pp=pp, ep=ep, dp=dp_attention)  # first what the model allows, then what the box does
     box = node_for(spec, tp, node, pp=pp)
@@ -385,14 +401,17 @@ def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | 
 # ---- sums --------------------------------------------------------------------------------------------------------
 
 
-def _decode_host(host: Host, config: ModelConfig) -> Interval:
-    return _spread(host.decode_step_s + config.num_layers * host.decode_layer_s, host)
+def _decode_host(engine: Engine, config: ModelConfig, shard: Shard) -> Interval:
+    """Between two steps; with stages, tokens come back from the last one before the first can go on."""
+    host = engine.host
+    step_s = max(host.decode_step_s, float(engine.fact("decode_step_with_stages_s"))) if shard.pp > 1 else host.decode_step_s
+    return _spread(step_s + config.num_layers * host.decode_layer_s, host)
 
 
-def _prefill_host(host: Host, config: ModelConfig, prefill: StepTime) -> Interval:
-    """The fixed part, and what launching the layers takes beyond the time the GPU is busy with them anyway."""
+def _prefill_host(host: Host, config: ModelConfig, prefill: StepTime, passes: np.ndarray) -> Interval:
+    """The fixed part of each pass, and what launching its layers takes beyond the time the GPU is busy with them anyway."""
     launching = config.num_layers * host.prefill_layer_s
-    return _spread(host.prefill_step_s + max(0.0, launching - float(prefill.median_s[0])), host)
+    return _spread(float(passes @ (host.prefill_step_s + np.maximum(0.0, launching - prefill.median_s))), host)
 
 
 def _spread(seconds: float, host: Host) -> Interval:

@@ -4,10 +4,12 @@ Weights and the KV cache are read once per step and a step reads more than any L
 What it fuses and for which models stands in sglang.toml, with where that was read.
 """
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
-from tilecast.engines.base import Engine, Quantiser
+from tilecast.engines.base import Engine, Quantiser, Situation
 from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.workloads.model import Experts
 
 LARGEST_CUSTOM = 8 * 2**20  # bytes; longer messages go through NCCL
 CUSTOM_GROUPS = (2, 4, 6, 8)
@@ -48,12 +50,47 @@ def expert_format(gpu: GpuSpec, held: str) -> str:
     return "w4a8_mxfp4_mxfp8" if held == "w4a16_mxfp4" and gpu.target in BLACKWELL else held
 
 
+def fused(engine: Engine, seen: Situation) -> Mapping[str, str]:
+    config, shard, gpu = seen.config, seen.shard, seen.gpu
+    into = {}
+    if (
+        config.architecture in engine.fact("fuses_norm_into_all_reduce")
+        and shard.tp > 1
+        and shard.dp == 1
+        and shard.hops_between_nodes == 0
+        and gpu.target in ("sm_90", *BLACKWELL)
+        and gpu.id != "h20"
+        and seen.num_tokens <= engine.fact("most_tokens_of_fused_norm")
+    ):
+        into["norm_after_reduce"] = "all_reduce"
+    mlp = config.layers[-1].mlp
+    if (
+        config.architecture in engine.fact("fuses_shared_experts")
+        and isinstance(mlp, Experts)
+        and mlp.shared_width == mlp.width
+        and (mlp.num_experts == 256 or not config.architecture.startswith("Deepseek"))
+        and shard.ep == 1
+        and config.precision.shared == config.precision.experts
+    ):
+        into["shared_expert"] = "experts"
+    return into
+
+
+def token_budget(engine: Engine, gpu: GpuSpec, offline: bool) -> int:
+    """Of a chunked prefill; by the GPU's memory unless it was set."""
+    if "token_budget" in engine.settings:
+        return int(engine.fact("token_budget"))
+    return next(int(tokens) for least, tokens in engine.fact("token_budget_by_memory") if gpu.dram_bytes >= least * 2**30)
+
+
 ENGINE = Engine(
     name="sglang",
     attention=attention,
     latent_attention=latent_attention,
     all_reduce=all_reduce,
     expert_format=expert_format,
+    fused=fused,
+    token_budget=token_budget,
     cache=MappingProxyType({"gemm": "cold", "attention_decode": "cold", "mla_decode": "cold", "moe": "cold", "embedding": "cold"}),
     quantisers=MappingProxyType(
         {

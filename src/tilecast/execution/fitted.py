@@ -1,6 +1,6 @@
 """The fitted numbers of the analytic model: records read from `constants/*.toml`, one file per part, replaceable for what-ifs and fitting.
 
-Nothing in them belongs to one GPU or one engine. All files together hold at most 40 numbers; a test counts them.
+Nothing in them belongs to one GPU or one engine. With the few that were chosen by hand they are at most 40; a test counts them.
 """
 
 import tomllib

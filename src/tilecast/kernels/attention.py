@@ -35,12 +35,8 @@ from tilecast.kernels.base import sizes
 from tilecast.kernels.requests import Requests, checked_lengths, ragged, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
-SIMT_FLOP = 7.0  # vector slots that a multiply-add of such a walk costs: conversions, shuffles, loads
-EDGE_BYTES_PER_CLOCK = 16.0  # queries into and results out of an SM at the edges of a task, when nothing else keeps its port busy
+SIMT_FLOP = 8.0  # vector slots of a multiply-add on vector units: two loads, two conversions, the product, and a sum over lanes in three
 DEFAULT_ENGINE = "sglang"
-# Not facts: chosen by hand on training shapes, beside the fitted constants.
-IN_ORDER_TAIL = 0.75  # of the longest task, that a launch in order of numbers ends later than the mean SM: its last tasks are the longest
-MASK_FLOP = 128.0  # vector work per score of a tile that only its mask shows to lie before the window
 
 # ---- what is asked -----------------------------------------------------------------------------------------------
 
@@ -150,29 +146,30 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         tasks_unsplit * parts, np.floor(shortest / parts), requests.count * visits * num_units, ceil_div(longest, parts), gpu.num_sms
     )
     longest_part = np.max(np.where(requests.count > 0, ceil_div(longest, parts), 0.0), axis=-1, keepdims=True)
-    in_order = np.minimum(total_visits / gpu.num_sms + IN_ORDER_TAIL * longest_part, ceil_div(num_tasks, gpu.num_sms) * longest_part)
+    last_part = (
+        1.0 - 1.0 / gpu.num_sms
+    ) * longest_part  # Graham's bound for lists: in order of numbers, a request's longest tasks come last
+    in_order = np.minimum(total_visits / gpu.num_sms + last_part, ceil_div(num_tasks, gpu.num_sms) * longest_part)
     busiest = np.where(loop.in_order, np.maximum(busiest, in_order), busiest)
     mean_visits = total_visits / num_tasks
     longest_kv = np.max(np.where(requests.count > 0, requests.kv, 0.0), axis=-1, keepdims=True)
     loaded = np.minimum(busiest * loop.tile_kv, ceil_div(num_tasks, gpu.num_sms) * longest_kv)  # keys; a short cache does not fill a tile
     mean_keys = loaded / (busiest / mean_visits)
 
-    scores = mean_visits * loop.tile_q * loop.tile_kv
-    padded_dims = _padded_dim(shape.qk_dim, loop) + _padded_dim(shape.v_dim, loop)
+    masked: Floats | float = 0.0  # tiles of a task whose scores are made for nothing
+    if loop.masks_skipped and np.any(np.isfinite(shape.window)):
+        _, all_visits, _, _ = visited_tiles(replace(shape, window=np.full((1, 1), np.inf)), loop, pack)
+        masked = np.sum(requests.count * (all_visits - visits) * num_units, axis=-1, keepdims=True) / num_tasks
+    scores = (mean_visits + masked) * loop.tile_q * loop.tile_kv
+    padded_dims = _padded_dim(shape.qk_dim, loop) + _padded_dim(shape.v_dim, loop) * mean_visits / (mean_visits + masked)
     special = scores
     vector = scores * SOFTMAX_FLOP + 2.0 * mean_visits * loop.tile_q * shape.v_dim
     simt = np.where(loop.is_simt, scores * 2.0 * (shape.qk_dim + shape.v_dim) * SIMT_FLOP, 0.0)
     softmax_clocks = special / (gpu.special_per_clock_per_sm or 16.0) + vector / gpu.vector_flop_per_clock_per_sm["fp32"]
 
-    masked_clocks: Floats | float = 0.0
-    if loop.masks_skipped and np.any(np.isfinite(shape.window)):
-        _, all_visits, _, _ = visited_tiles(replace(shape, window=np.full((1, 1), np.inf)), loop, pack)
-        skipped = np.sum(requests.count * (all_visits - visits) * num_units, axis=-1, keepdims=True) / num_tasks
-        masked_clocks = skipped * loop.tile_q * loop.tile_kv * MASK_FLOP / gpu.vector_flop_per_clock_per_sm["fp32"]
-
     rows = requests.total(requests.q) * shape.num_heads / np.sum(tasks_unsplit, axis=-1, keepdims=True)  # of a tile, that are queries
     per_start = ceil_div(num_tasks, gpu.num_sms) / (busiest / mean_visits)  # whole tasks of the busiest SM, for what each does once
-    edge_clocks = per_start * rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / EDGE_BYTES_PER_CLOCK
+    edge_clocks = per_start * rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / using.edge_bytes_per_clock
 
     kv_read = np.minimum(requests.kv, shape.window + requests.q - 1)
     q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(kv_read) * shape.num_kv_heads
@@ -184,6 +181,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
 
     moved_bytes = (np.maximum(shape.kv_bytes, 2.0) if loop.widens else shape.kv_bytes) + loop.widening_bytes
+    key_bytes = (mean_keys * shape.kv_width + masked * loop.tile_kv * shape.qk_dim) * moved_bytes
+    stop_clocks = np.where(loop.stops_to_widen, key_bytes / loop.copy_bytes_per_clock, 0.0)
     port_share = BULK_COPY_BYTES_PER_CLOCK / np.asarray(loop.copy_bytes_per_clock)  # bytes that the port could have moved meanwhile
     is_split = np.any(parts > 1, axis=-1, keepdims=True)
     parts_bytes = np.sum(
@@ -207,9 +206,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         matrix_flop=np.where(loop.is_simt, 0.0, 2.0 * scores * padded_dims * loop.matrix_factor / shape.rate_gain),
         vector_flop=vector + simt,
         special_ops=special,
-        exposed_clocks=loop.exposed * softmax_clocks + masked_clocks + edge_clocks,
-        l2_bytes=(mean_keys * shape.kv_width * moved_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share
-        + mean_visits * using.step_clocks * loop.waits / loop.resident * BULK_COPY_BYTES_PER_CLOCK,
+        exposed_clocks=loop.exposed * softmax_clocks + edge_clocks + stop_clocks,
+        l2_bytes=(key_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share,
         l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
         dram_bytes=dram,
         dram_fraction=using.stream_fraction if loop.mostly_reads else None,

@@ -13,23 +13,15 @@ from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
 
 IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm", "triton", "unfused")
-LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}  # of the tensor peak, for kernels that issue mma.sync there
+# Of the tensor peak, for kernels that issue mma.sync: what microbenchmarks found on H100, and A100's 2048 of B200's 8192 FLOP per clock.
+LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
 FEWEST_ROWS = 64.0  # a tensor-memory instruction takes as long for fewer: its other operand crosses shared memory whole
-POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
-FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)
+POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)  # Triton's blocks
+FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)  # head dimensions that FlashAttention is built for
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
-
-# Not facts: chosen by hand on training shapes, beside the fitted constants; the causes are supposed, and new hardware may differ.
-TENSOR_MEMORY = 3.0  # less of the softmax is exposed by so much where tensor memory holds the scores of two tiles
-FP8_FALLBACK = 3.0  # matrix time where TensorRT-LLM has no fp8 FMHA (before Hopper: heads other than 128 and 192)
-XQA_STARTS = 2.5  # starts of its tasks over common ones
-FLASHINFER_FP8_STARTS = 3.0  # of its decode tasks over an fp8 cache
-FA4_STARTS = 2.4
-SPILLS = 2.5  # Triton's matrix time on Hopper for heads of 256 and more: perhaps registers overflow
-UNALIGNED = 2.0  # ... and that of TensorRT-LLM on Blackwell, where head dimensions are no multiple of 16
-ROWS_OF_WARPS = 64.0  # ... which grows below so many rows
-BULK_WAITS = 0.5  # latencies that a step along the keys waits for with many copies in flight; 1 with few
+ROWS_OF_WARPS = 64.0  # four warps of 16 rows, what mma.sync and wgmma take: Triton's warps repeat each other's work below
+VECTOR_ELEMENTS = 8.0  # 16-bit ones of a thread's widest copy; Triton copies them singly where a stride is no multiple of 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +35,8 @@ class AttentionConstants:
     stream_fraction: float
     thread_copy_bytes_per_clock: float
     row_clocks: float
-    step_clocks: float
+    edge_bytes_per_clock: float
+    slow_start: float
 
 
 @cache
@@ -60,9 +53,9 @@ class Loop:
     packs: Any  # query heads that share a KV head fill one tile
     exposed: float  # share of the softmax that the tensor cores wait for
     copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
-    waits: float = BULK_WAITS  # latencies of a load that a step along the keys waits for: fewer the more copies are in flight
     widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
-    masks_skipped: bool = False  # finds out that a tile lies before the window by masking it
+    stops_to_widen: Any = False  # widened keys go back to shared memory, where warp groups read them: copies overlap with nothing
+    masks_skipped: bool = False  # finds out that a tile lies before the window by masking its scores
     resident: Floats | int = 1  # tasks an SM holds
     starts: Floats | float = 1.0  # start and end of a task over those of a common one
     least_chunk: float = 128.0  # keys of a part; no library splits finer
@@ -72,7 +65,7 @@ class Loop:
     built_dims: tuple[float, ...] = ()  # head dimensions the kernel exists for; others are padded to them, or to multiples of 16
     widening_bytes: Floats | float = 0.0  # per cached element, where a narrow cache is first rewritten in 16 bits and read again
     is_simt: Any = False  # vector units do the matrix work
-    num_helpers: Floats | float = 1.0  # small kernels of the operator, as training shapes show them; a half is one shorter than most
+    num_helpers: Floats | float = 1.0  # small kernels of the operator, as training shapes show them
     mostly_reads: bool = True  # a long cache against few queries: DRAM does not turn around between reads and writes
     writes_cache: Floats | float = 1.0  # 0 for encoders: new keys and values are attended to where they are
     written_rows: Floats | float = 1.0  # head vectors that a token's key and value are, to the kernel that writes them
@@ -82,6 +75,11 @@ class Loop:
 def mma_style(gpu: GpuSpec) -> str:
     """How tensor instructions are issued: by each warp for itself, by warp groups, or by one thread into tensor memory."""
     return {"sm_90": "wgmma", "sm_100": "tcgen05", "sm_103": "tcgen05"}.get(gpu.target, "sync")
+
+
+def exposed_share(style: str, using: AttentionConstants) -> float:
+    """Of the softmax. Tensor memory holds the scores of two tiles in turns, and the cores wait only while both are in theirs."""
+    return using.exposed**2 if style == "tcgen05" else using.exposed
 
 
 def newest_sglang(gpu: GpuSpec) -> str:
@@ -129,12 +127,17 @@ class Setting:
         return 1.0 / LEGACY_MMA.get(self.gpu.target, 1.0)
 
     @property
+    def narrow_gain(self) -> float:
+        """The fp8 matrix rate over the 16-bit one, at which kernels run that have no fp8 variant."""
+        rates = self.gpu.tensor_flop_per_clock_per_sm
+        return rates["fp8"] / rates["bf16"] if "fp8" in rates else 1.0
+
+    @property
     def by_warps(self) -> dict[str, Any]:
         """Threads copy keys and issue their own matrix instructions."""
         return {
             "exposed": self.using.exposed,
             "copy_bytes_per_clock": self.using.thread_copy_bytes_per_clock,
-            "waits": 1.0,
             "widens": True,
             "mostly_reads": self.decode,
             "writes_cache": np.where(self.engine == "trtllm", 1.0, self.has_cache),
@@ -146,8 +149,8 @@ class Setting:
         """As the GPU's own instructions let a kernel do it."""
         if self.style == "sync":
             return self.by_warps
-        exposed = self.using.exposed / (1.0 if self.style == "wgmma" else TENSOR_MEMORY)
-        return self.by_warps | {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK, "waits": BULK_WAITS, "widens": False}
+        exposed = exposed_share(self.style, self.using)
+        return self.by_warps | {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK, "widens": False}
 
 
 def _flashinfer_fa2(of: Setting) -> Loop:
@@ -158,7 +161,7 @@ def _flashinfer_fa2(of: Setting) -> Loop:
         packs=True,
         in_order=True,
         resident=2,
-        starts=np.where(of.decode & of.is_narrow, FLASHINFER_FP8_STARTS, 1.0),
+        starts=np.where(of.decode & of.is_narrow, of.using.slow_start, 1.0),
         matrix_factor=of.legacy,
         num_helpers=of.has_cache * (1.0 if of.decode else 0.0) + np.where(of.is_quantised, 1.0, 0.0),
         **of.by_warps,
@@ -206,7 +209,7 @@ def _fa3(of: Setting) -> Loop:
 def _fa4(of: Setting) -> Loop:
     """Two tiles of 128 queries in turns, where tensor memory holds their scores."""
     return (
-        replace(_fa3(of), tile_q=np.full_like(of.dim, 256.0), starts=FA4_STARTS, num_helpers=of.has_cache, built_dims=())
+        replace(_fa3(of), tile_q=np.full_like(of.dim, 256.0), starts=of.using.slow_start, num_helpers=of.has_cache, built_dims=())
         if of.style == "tcgen05"
         else _fa3(of)
     )
@@ -223,7 +226,7 @@ def _trtllm_helpers(of: Setting) -> Any:
     """TensorRT-LLM's own operator lays out queries, keys and values first; the others only write their cache."""
     if of.engine != "trtllm":
         return of.has_cache * (2.0 if of.engine == "vllm" else np.where(of.is_narrow, 3.0, 1.0))
-    return (1.5 if of.style == "sync" else 2.0) + of.has_cache
+    return 2.0 + of.has_cache
 
 
 def _trtllm_prefill(of: Setting) -> Loop:
@@ -238,7 +241,7 @@ def _trtllm_prefill(of: Setting) -> Loop:
         resident=2 if is_old else 1,
         most_splits=1.0,
         built_dims=() if is_old else FLASH_DIMS,
-        matrix_factor=of.using.plain_loop * np.where(lacks_fp8, FP8_FALLBACK, 1.0) if is_old else 1.0,
+        matrix_factor=of.using.plain_loop * np.where(lacks_fp8, of.narrow_gain, 1.0) if is_old else 1.0,
         num_helpers=_trtllm_helpers(of),
         copies_queries=(of.engine == "trtllm") & (of.has_cache > 0),
         **of.native,
@@ -253,7 +256,7 @@ def _trtllm_generated(of: Setting) -> Loop:
         few,
         tile_q=np.where(of.one_query, few.tile_q, np.where(is_unfit, 64.0, by_dim(of.dim, (192, 256), otherwise=128))),
         tile_kv=np.where(is_unfit, 32.0, few.tile_kv),
-        matrix_factor=np.where(of.one_query, few.matrix_factor, np.where(is_unfit, of.legacy * UNALIGNED, 1.0)),
+        matrix_factor=np.where(of.one_query, few.matrix_factor, np.where(is_unfit, of.legacy * of.using.plain_loop, 1.0)),
         packs=few.packs & of.one_query,
         is_simt=few.is_simt & of.one_query,
         most_splits=np.where(of.one_query, np.inf, 1.0),
@@ -271,7 +274,7 @@ def _trtllm_decode(of: Setting) -> Loop:
     loads = of.native
     if of.style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
         loads |= {"copy_bytes_per_clock": np.where(of.is_narrow, BULK_COPY_BYTES_PER_CLOCK, of.using.thread_copy_bytes_per_clock)}
-    helpers: dict[str, Any] = {"trtllm": 2.0 if is_new else 1.0, "vllm": np.where(of.is_narrow, 2.0, 1.5)}
+    helpers: dict[str, Any] = {"trtllm": 2.0 if is_new else 1.0, "vllm": np.where(of.is_narrow, 2.0, 1.0)}
     rows = np.where(is_alone, 1.0, ceil_div(of.group, step) * step)
     return Loop(
         tile_q=rows,
@@ -280,7 +283,7 @@ def _trtllm_decode(of: Setting) -> Loop:
         packs=~is_alone,
         resident=np.where(is_alone, 2.0, 1.0),
         most_splits=np.where(of.is_narrow & is_old & ~is_alone, 1.0, np.inf),  # XQA never splits fp8 caches before Hopper
-        starts=1.0 if is_new else np.where(is_alone | (of.is_narrow & (of.style == "wgmma")), 1.0, XQA_STARTS),
+        starts=1.0 if is_new else np.where(is_alone | (of.is_narrow & (of.style == "wgmma")), 1.0, of.using.slow_start),
         least_chunk=128.0 if is_new else 256.0,
         is_simt=is_alone,
         num_helpers=helpers.get(of.engine, np.where(of.is_narrow, 4.0, 1.0)),
@@ -304,7 +307,8 @@ def _triton(of: Setting) -> Loop:
         tile_kv = np.where(of.one_query, by_dim(of.dim, (256, 64), otherwise=32), np.where(is_encoder, side, extend_kv))
         packs = of.one_query
     few_rows = 1.0 if of.engine == "vllm" else np.clip(ROWS_OF_WARPS / tile_q, 1.0, 4.0)
-    spills = np.where((of.style == "wgmma") & (of.dim >= 256) & ~of.one_query, SPILLS, 1.0)
+    loads = of.by_warps
+    loads["copy_bytes_per_clock"] = of.using.thread_copy_bytes_per_clock / np.where(of.dim % 16 > 0, VECTOR_ELEMENTS, 1.0)
     return Loop(
         tile_q=tile_q,
         tile_kv=tile_kv,
@@ -314,9 +318,10 @@ def _triton(of: Setting) -> Loop:
         most_splits=np.where(of.one_query, 8.0, 1.0),
         built_dims=POWERS,
         masks_skipped=not of.decode and of.engine != "vllm",
-        matrix_factor=of.legacy * of.using.plain_loop * np.where(of.dim % 16 > 0, UNALIGNED, 1.0) * few_rows * spills,
+        stops_to_widen=of.is_narrow & ~of.one_query & (of.style == "wgmma"),
+        matrix_factor=of.legacy * of.using.plain_loop * few_rows,
         num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0) + of.padded_values,
-        **of.by_warps,
+        **loads,
     )
 
 

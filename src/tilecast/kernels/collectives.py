@@ -26,7 +26,7 @@ from tilecast.kernels.base import sizes
 
 IDENTITIES = ("nccl", "custom")
 LARGEST_CUSTOM = 8 * 2**20  # bytes: engines hand larger messages to NCCL
-MAX_GPUS_CUSTOM = 8
+MAX_GPUS_CUSTOM = 8  # that their kernels are built for
 FULL_BOX = 8  # GPUs: a smaller catalogued box is one that somebody measured, and has to be named
 
 
@@ -35,13 +35,11 @@ class CollectiveConstants:
     """constants/collectives.toml says what each one is."""
 
     link_fraction: float
-    shared_fraction: float
     switch_bytes_per_s: float
     copy_steps: float
     ramp_s: float
     start_s: float
     step_s: float
-    skew_s: float
 
 
 @cache
@@ -158,10 +156,13 @@ class _Collective(ABC):
         )
 
     def _overhead_s(self, group: Group, gpu: GpuSpec, protocol: Protocol, identity: str) -> Floats:
-        """What the timer adds. NCCL's tests launch back to back: their events hold no host gap. An engine's eager call also copies."""
+        """What the timer adds: to a profiler's kernel time the wait for the last rank, which starts about a start later.
+
+        NCCL's tests launch back to back: their events hold no host gap. An engine's eager call also copies.
+        """
         none = np.zeros_like(group.bytes)
         if identity == "nccl":
-            return none + (collective_constants().skew_s if protocol.timer == "profiler" and self.waits else 0.0)
+            return none + (collective_constants().start_s if protocol.timer == "profiler" and self.waits else 0.0)
         if protocol.timer != "event":
             return none
         machine = constants()
@@ -198,12 +199,9 @@ class _Collective(ABC):
 
     def _links(self, node: NodeSpec, per_node: Floats, using: CollectiveConstants) -> tuple[Floats, Floats]:
         """The nominal rate at which one GPU reaches its peers, and the share of it that data reach."""
-        over_pcie = (using.shared_fraction + using.link_fraction) / 2.0  # a pair alone on its host bridges
-        fraction = (
-            np.where(per_node > 2, using.shared_fraction, over_pcie)
-            if node.topology == "pcie"
-            else np.full_like(per_node, using.link_fraction)
-        )
+        # Behind a host bridge what goes in and what goes out share one way; a pair has it for itself.
+        crossings = np.where((node.topology == "pcie") & (per_node > 2), 2.0, 1.0)
+        fraction = using.link_fraction / crossings
         if self.link_bytes_per_s is not None:
             if not self.link_bytes_per_s > 0:
                 raise InvalidInput(f"link_bytes_per_s = {self.link_bytes_per_s} must be above 0")

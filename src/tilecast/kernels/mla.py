@@ -17,11 +17,11 @@ from tilecast.kernels.attention import Shape, attention_loop, cache_bytes_of, fu
 from tilecast.kernels.attention_loops import (
     BULK_COPY_BYTES_PER_CLOCK,
     ROWS_OF_WARPS,
-    TENSOR_MEMORY,
     AttentionConstants,
     Loop,
     attention_constants,
     by_dim,
+    exposed_share,
     mma_style,
     resolved,
 )
@@ -139,12 +139,10 @@ def _absorbed_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
     loads: dict[str, Any] = {
         "exposed": using.exposed,
         "copy_bytes_per_clock": using.thread_copy_bytes_per_clock,
-        "waits": 1.0,
         "widens": True,
     }
     if style != "sync" and identity != "triton":
-        exposed = using.exposed / (1.0 if style == "wgmma" else TENSOR_MEMORY)
-        loads = {"exposed": exposed, "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK}
+        loads = {"exposed": exposed_share(style, using), "copy_bytes_per_clock": BULK_COPY_BYTES_PER_CLOCK}
     is_widened = (shape.kv_bytes < 2.0) & (style == "wgmma") & (identity == "flashmla")
     rows = ceil_div(shape.num_heads * np.max(shape.requests.q, axis=-1, keepdims=True), 16) * 16
     is_old_trtllm = identity == "trtllm" and style == "sync"  # one kernel for all head counts, which never splits the cache
@@ -154,7 +152,7 @@ def _absorbed_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         tile_kv=by_dim(shape.qk_dim, (576, 32 if identity == "triton" else 64), otherwise=32),
         packs=True,
         most_splits=1.0 if is_old_trtllm else 8.0 if identity == "triton" else np.inf,
-        matrix_factor=using.plain_loop * ROWS_OF_WARPS / 32.0 if identity == "triton" else 1.0,
+        matrix_factor=using.plain_loop * ROWS_OF_WARPS / 32.0 if identity == "triton" else 1.0,  # blocks of 32 rows for heads this wide
         num_helpers=np.where(is_widened, 4.0, 2.0),
         widening_bytes=np.where(is_widened, CAST_BYTES, 0.0),
         copies_queries=True,

@@ -28,11 +28,9 @@ VECTOR_BYTES = 16.0  # the widest load or store of a thread
 class StreamingConstants:
     """constants/streaming.toml says what each one is."""
 
-    dram_fraction: float
     vector_bytes_per_clock_per_sm: float
     scalar_accesses_per_clock_per_sm: float
     start_s: float
-    row_s: float
 
 
 @cache
@@ -91,10 +89,13 @@ def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: Str
     from_dram = least if protocol.cache == "cold" else least * (1.0 - hit_fraction(least, gpu))
     # Issue slots bind where accesses are small: such bytes weigh more on the way from and to L2.
     weight = maximum(1.0, using.vector_bytes_per_clock_per_sm / (using.scalar_accesses_per_clock_per_sm * stream.access_bytes))
-    start_s = using.start_s - launch_seconds(gpu, machine) - machine.drain_s + (using.row_s if stream.reduces else 0.0)
+    # Less than any kernel's launch and drain; a block that reduces holds its first row back by as much as a drain.
+    start_s = using.start_s - launch_seconds(gpu, machine) - (0.0 if stream.reduces else machine.drain_s)
     further_s = using.start_s * (stream.launches - 1.0)
     host_s = machine.host_event_s * (stream.host_calls - 1.0 + stream.launches - 1.0) if protocol.timer == "event" else 0.0
-    least_blocks = 0.0 if stream.reduces else 1.0  # blocks finish together, but no row is faster than one SM; row_s says it for reductions
+    least_blocks = (
+        0.0 if stream.reduces else 1.0
+    )  # blocks finish together, but no row is faster than one SM; reductions pay that at their start
     return TaskSet(
         matrix_dtype="fp32",
         num_tasks=ceil(stream.blocks),
@@ -107,7 +108,6 @@ def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: Str
         busiest_tasks=maximum(stream.blocks / gpu.num_sms, least_blocks),
         rounds=0.0,
         resident=resident_blocks(stream.threads, gpu),
-        dram_fraction=using.dram_fraction,
         l2_bytes_per_clock_per_sm=using.vector_bytes_per_clock_per_sm,
         fixed_s=start_s + further_s + host_s,
     )

@@ -1,6 +1,6 @@
 """Measured rows as examples to learn from: each with its analytic account, its names, and log(measured / analytic)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from tilecast import hardware
 from tilecast.datasets.schema import SHAPES
 from tilecast.datasets.splits import _uniform
 from tilecast.errors import InvalidInput, MissingData, SpecError
-from tilecast.execution import Protocol
+from tilecast.execution import Priced, Protocol
 from tilecast.kernels.base import priced
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.features import Launches, launches
@@ -30,6 +30,7 @@ class Examples:
 
     numbers: NDArray[np.float32]
     names: list[dict[str, str]]  # one per group
+    timing: list[str]  # of each group: timer and cache state
     group_of: NDArray[np.int64]  # row -> names
     binds: NDArray[np.int64]
     gpu: NDArray[np.str_]
@@ -43,7 +44,7 @@ class Examples:
         return replace(self, **parts)
 
 
-def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int = SEED) -> Examples:
+def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int = SEED, price: Callable[..., Priced] = priced) -> Examples:
     """Schema rows to examples: capped per slice, with their analytic account; rows the model refuses are left out."""
     record = kernel_record(family)
     known = {entry.name for entry in fields(record)}
@@ -57,7 +58,7 @@ def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int 
     slices = frame.group_by("gpu", "engine", "dtype").len()
     weights = {tuple(map(str, key)): 1.0 / count for *key, count in slices.iter_rows()}
     keyed = frame.select(*keys, *numeric, *empties, "latency_s", "_shape", "_rank")
-    parts: list[tuple[Launches, str, pl.DataFrame]] = []
+    parts: list[tuple[Launches, str, pl.DataFrame, str]] = []
     for _, part in keyed.group_by(*IDENTITY, *texts, *(f"_{name}" for name in numeric), maintain_order=True):
         first = part.row(0, named=True)
         arguments: dict[str, Any] = {name: _typed(family, name, first[name]) for name in texts if first[name] is not None}
@@ -69,21 +70,22 @@ def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int 
         gpu, protocol = hardware.gpu(first["gpu"]), Protocol(first["timer"], first["cache"] or "warm")
         try:
             built = record(dtype=first["dtype"], **arguments)
-            analysis = priced(built, gpu, protocol)
+            analysis = price(built, gpu, protocol)
         except (InvalidInput, SpecError):
             continue
         measured = part.with_columns(pl.Series("_analytic", np.broadcast_to(analysis.analytic_s, part.height)))
-        parts.append((launches(built, gpu, analysis, first["engine"] or ""), gpu.id, measured))
+        parts.append((launches(built, gpu, analysis, first["engine"] or ""), gpu.id, measured, f"{protocol.timer} {protocol.cache}"))
     if not parts:
         raise MissingData(f"{family}: no row can be modelled")
-    table = pl.concat([part.select("latency_s", "_analytic", "_shape", "_rank", "engine", "gpu", "dtype") for _, _, part in parts])
+    table = pl.concat([part.select("latency_s", "_analytic", "_shape", "_rank", "engine", "gpu", "dtype") for _, _, part, _ in parts])
     target = np.log((table["latency_s"] / table["_analytic"]).to_numpy())
     weight = np.array([weights[tuple(map(str, key))] for key in table.select("gpu", "engine", "dtype").iter_rows()])
     every = Examples(
-        numbers=np.concatenate([entry.numbers for entry, _, _ in parts]),
-        names=[entry.names for entry, _, _ in parts],
-        group_of=np.repeat(np.arange(len(parts)), [part.height for _, _, part in parts]),
-        binds=np.concatenate([entry.group for entry, _, _ in parts]),
+        numbers=np.concatenate([entry.numbers for entry, _, _, _ in parts]),
+        names=[entry.names for entry, _, _, _ in parts],
+        timing=[timing for _, _, _, timing in parts],
+        group_of=np.repeat(np.arange(len(parts)), [part.height for _, _, part, _ in parts]),
+        binds=np.concatenate([entry.group for entry, _, _, _ in parts]),
         gpu=np.array(table["gpu"].to_list()),
         target=target,
         shape=table["_shape"].to_numpy(),

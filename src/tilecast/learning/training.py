@@ -160,6 +160,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
         gpus=gpus,
         archs=tuple(sorted({hardware.gpu(gpu).arch for gpu in gpus})),
         measured={gpu: _kernels_on(data, gpu) for gpu in gpus},
+        timings={gpu: _timings_on(data, gpu) for gpu in gpus},
         level=level.astype(np.float32),
         low=data.numbers.min(axis=0),
         high=data.numbers.max(axis=0),
@@ -209,6 +210,15 @@ def _kernels_on(data: Examples, gpu: str) -> dict[str, list[str]]:
         names = data.names[group]
         found.setdefault(kernel_key(names), set()).add(names.get("engine", ""))
     return {key: sorted(engines) for key, engines in sorted(found.items())}
+
+
+def _timings_on(data: Examples, gpu: str) -> dict[str, str]:
+    """Timer and cache state of most rows of each kernel measured on a GPU."""
+    found: dict[str, dict[str, int]] = {}
+    for group, count in zip(*np.unique(data.group_of[data.gpu == gpu], return_counts=True), strict=True):
+        counts = found.setdefault(kernel_key(data.names[group]), {})
+        counts[data.timing[group]] = counts.get(data.timing[group], 0) + int(count)
+    return {key: max(sorted(counts), key=counts.__getitem__) for key, counts in sorted(found.items())}
 
 
 def _levels(data: Examples, gpus: Sequence[str]) -> NDArray[np.float64]:

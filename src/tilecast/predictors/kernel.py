@@ -139,7 +139,12 @@ def _predict_part(kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, le
         basis = np.full(len(median_s), "analytic")
     else:
         asked = Launches(asked.numbers, asked_names(kernel, gpu, asked.names), asked.group)
-        corrected = correction.correct(correction.named(asked, gpu) if kernel.identity is None else asked, gpu)
+        asked = correction.named(asked, gpu) if kernel.identity is None else asked
+        timing = correction.timing(asked.names, gpu)
+        if timing != protocol:
+            described = launches(kernel, gpu, priced(kernel, gpu, timing), engine)
+            asked = Launches(described.numbers, asked.names, described.group)
+        corrected = correction.correct(asked, gpu)
         median_s = np.maximum(median_s * np.exp(corrected.log_ratio), found.bound_s)
         width, basis = corrected.width, corrected.basis
     if profile is not None:

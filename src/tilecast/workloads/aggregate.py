@@ -58,6 +58,11 @@ class StepTime:
         """The same step `number` times over, without its kernels one by one."""
         return StepTime(calls=(), median_s=number * self.median_s, low_s=number * self.low_s, high_s=number * self.high_s, basis=self.basis)
 
+    def beyond(self, other: "StepTime") -> "StepTime":
+        """How much longer it takes than `other`, where it does."""
+        longer = {name: np.maximum(getattr(self, name) - getattr(other, name), 0.0) for name in ("median_s", "low_s", "high_s")}
+        return StepTime(calls=(), basis=self.basis, **longer)
+
 
 def weakest(bases: Sequence[str]) -> str:
     """A sum is known no better than the least known of its parts."""

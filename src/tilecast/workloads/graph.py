@@ -10,6 +10,7 @@ from tilecast.errors import InvalidInput
 
 PHASES = ("prefill", "decode")
 LONGEST = 100_000_000  # tokens; nothing that anyone runs
+MOST_PASSES = 32  # distinct passes of a chunked prefill that are evaluated
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,36 @@ class Tokens:
 def prefill_tokens(batch: Batch, dp: int = 1) -> Tokens:
     lengths = (np.asarray(batch.input_tokens, dtype=np.int64),)
     return _of_busiest(Tokens("prefill", lengths, lengths), dp)
+
+
+def chunked_prefill(batch: Batch, budget: int, dp: int = 1) -> tuple[Tokens, np.ndarray]:
+    """Prompts in order, `budget` tokens to a pass, cut where they do not fit: the distinct passes and how often each runs."""
+    passes: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    q_lens, kv_lens, room = list[int](), list[int](), budget
+    for length in batch.input_tokens:
+        done = 0
+        while done < length:
+            taken = min(room, length - done)
+            done, room = done + taken, room - taken
+            q_lens.append(taken)
+            kv_lens.append(done)
+            if not room:
+                key = (tuple(q_lens), tuple(kv_lens))
+                passes[key] = passes.get(key, 0) + 1
+                q_lens, kv_lens, room = [], [], budget
+    if q_lens:
+        key = (tuple(q_lens), tuple(kv_lens))
+        passes[key] = passes.get(key, 0) + 1
+    kept = list(passes.items())
+    if len(kept) > MOST_PASSES:  # they differ by where prompts are cut: a spread of them stands for all
+        chosen = np.linspace(0, len(kept) - 1, MOST_PASSES).round().astype(int)
+        total = sum(passes.values())
+        kept = [(kept[place][0], kept[place][1]) for place in chosen]
+        scale = total / sum(count for _, count in kept)
+    else:
+        scale = 1.0
+    new, seen = (tuple(np.asarray(key[side], dtype=np.int64) for key, _ in kept) for side in (0, 1))
+    return _of_busiest(Tokens("prefill", new, seen), dp), np.array([count * scale for _, count in kept], dtype=np.float64)
 
 
 def decode_tokens(batch: Batch, steps: Sequence[int], dp: int = 1) -> Tokens:

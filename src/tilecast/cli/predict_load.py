@@ -1,0 +1,119 @@
+"""`tilecast predict --concurrency N`: what N users see, and what the GPUs give them."""
+
+from typing import Any
+
+from tilecast import hardware, units
+from tilecast.cli.output import say
+from tilecast.cli.ranges import is_comparison, numbers
+from tilecast.engines.predict import Interval, Part
+from tilecast.errors import InvalidInput
+from tilecast.report import Grid, Report, versions
+from tilecast.serving.load import LoadPrediction, predict_load
+
+MOST_SHOWN = 12
+FULL = ("phase", "part", "launches", "time", "share", "bound", "efficiency", "basis", "kernel")
+BRIEF = ("phase", "part", "time", "share", "kernel")
+
+
+def report_of(
+    model: str, gpu: str, *, concurrency: str, requests: list[tuple[int, int]] | None, overrides: dict[str, str], line: str,
+    breakdown: bool, refused: list[str], by: str | None, **given: Any,
+) -> Report:  # fmt: skip
+    """The report; a load explains one configuration, so options that compare or explain a static batch are refused by name."""
+    try:
+        users = int(concurrency)
+    except ValueError:
+        raise InvalidInput(f"--concurrency {concurrency} must be a whole number of at least 1") from None
+    if refused:
+        raise InvalidInput(f"{', '.join(refused)} and --concurrency exclude one another: they explain a static batch")
+    if is_comparison(gpu, given["tp"], given["batch"], by):
+        raise InvalidInput("--concurrency predicts one configuration: give one --gpu and --tp, and no --by")
+    tp, batch = numbers("--tp", given.pop("tp"))[0], given.pop("batch")
+    if note := hardware.resolution_note(gpu):
+        say(note)
+    if batch is not None:  # the largest batch that the engine may run
+        given["engine_settings"] = {"most_running_requests": numbers("--batch", batch)[0], **(given.get("engine_settings") or {})}
+    asked = {"tp": tp, "concurrency": users, **given, "requests": requests, "overrides": overrides or None}
+    found = predict_load(model, gpu, **asked)
+    for warning in found.warnings:
+        say(warning)
+    default = {"engine": "sglang", "tp": 1, "pp": 1, "ep": 1, "dp_attention": 1, "allow_longer_context": False}
+    said = {name: value for name, value in asked.items() if value is not None and value != default.get(name)}
+    arguments = "".join(f", {name}={value!r}" for name, value in said.items())
+    payload = {**found.to_dict(), "versions": versions()}
+    return Report(
+        answer=_answer(found),
+        grids=[_headline(found), _where(found, breakdown)],
+        payload=payload,
+        records=[part.to_dict() for part in found.breakdown]
+        if breakdown
+        else [{name: value for name, value in payload.items() if name not in ("schema", "breakdown")}],
+        inputs=found.inputs,
+        python=f"import tilecast\ntilecast.predict_load({model!r}, gpu={gpu!r}{arguments})",
+        command=line,
+    )
+
+
+def _answer(found: LoadPrediction) -> str:
+    where = f"{found.num_gpus} x {found.gpu.label}" if found.num_gpus > 1 else found.gpu.label
+    room = "" if found.fits else f"; it does not fit, by {units.human('_bytes', found.memory.missing_bytes)} a GPU"
+    users = f"{found.concurrency:,} user{'s' if found.concurrency > 1 else ''}"
+    return (
+        f"{found.model.name} on {where} under {found.engine} serves {users} with a first token after "
+        f"{units.human('_s', found.ttft_s.median)}, then {units.human('_s', found.tpot_s.median)} a token: "
+        f"{units.significant(found.output_tokens_per_s_per_gpu.median)} tokens/s a GPU{room}."
+    )
+
+
+def _headline(found: LoadPrediction) -> Grid:
+    more = found.serving()
+
+    def rate(value: Interval) -> str:
+        return f"{units.significant(value.median)} ({units.significant(value.low)}-{units.significant(value.high)})"
+
+    def told(name: str) -> str:
+        return ", ".join(f"{each} {units.human('_s', value)}" for each, value in more[f"{name}_percentiles"].items())
+
+    share = f"{100 * more['prefill_time_fraction']:.0f} %"
+    used = f"{_bytes(found.memory.total_bytes)} of {_bytes(found.memory.capacity_bytes)}"
+    rows = [
+        ("time to first token", str(found.ttft_s), f"mean; {told('ttft_s')}; {units.human('_s', found.queue_s)} of it waiting to start"),
+        ("time per token", str(found.tpot_s), f"mean; {told('tpot_s')}"),
+        ("latency", str(found.total_s), "mean, from a request to its last token"),
+        ("throughput", f"{rate(found.output_tokens_per_s)} tokens/s", f"output tokens; {rate(found.output_tokens_per_s_per_gpu)} a GPU"),
+        ("per user", f"{rate(found.output_tokens_per_s_per_user)} tokens/s", "once the first token is there"),
+        ("running", f"{more['mean_running_requests']:.1f} of {found.concurrency:,}", "requests that decode, on average over time"),
+        ("prompts", share, f"of the time in steps with prompts; {more['token_budget']:,} tokens each"),
+        ("memory", used, f"a GPU; cache for {more['kv_cache_tokens']:,} tokens"),
+        ("fits", "yes" if found.fits else "no", f"{found.node or found.gpu.id}, {found.engine}"),
+        ("basis", found.basis, "what the numbers rest on; in brackets the 80 % interval"),
+    ]  # fmt: skip
+    return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
+
+
+def _where(found: LoadPrediction, every: bool) -> Grid:
+    parts = [part for part in found.breakdown if part.time.median > 0 or part.call is None]
+    shown = parts if every else sorted(parts, key=lambda part: -part.time.median)[:MOST_SHOWN]
+    columns = FULL if every else BRIEF
+    rows = [tuple(_line(part)[name] for name in columns) for part in shown]
+    if rest := [part for part in parts if part not in shown]:
+        seconds, share = sum(part.time.median for part in rest), sum(part.share_fraction for part in rest)
+        rows.append(("", f"{len(rest)} more", units.human("_s", seconds), f"{100 * share:.1f} %", ""))
+    return Grid(
+        title="Where the time goes (busy time per request)", columns=columns, rows=rows,
+        right=frozenset({"time", "share", "launches", "bound", "efficiency"}), spare=("basis", "bound", "kernel"),
+    )  # fmt: skip
+
+
+def _line(part: Part) -> dict[str, str]:
+    return {
+        "phase": part.phase, "part": part.name, "launches": str(part.launches_per_step) if part.call else "-",
+        "time": units.human("_s", part.time.median), "share": f"{100 * part.share_fraction:.1f} %",
+        "bound": units.human("_s", part.bound_s) if part.call else "-",
+        "efficiency": f"{100 * part.efficiency:.0f} %" if part.efficiency else "-", "basis": part.basis,
+        "kernel": " ".join(filter(None, (part.family, part.identity))) if part.call else "",
+    }  # fmt: skip
+
+
+def _bytes(value: float) -> str:
+    return units.human("_bytes", value)

@@ -1,0 +1,1 @@
+"""Engines under load: N users, each with one request in flight, served by continuous batching."""

@@ -1,0 +1,121 @@
+"""The same engine, step by step: every request is followed, every step priced as it is. Slow; the fast way is checked against it."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tilecast.engines.predict import Setup
+from tilecast.serving.costs import by_kind
+from tilecast.serving.policy import Policy
+from tilecast.serving.schedule import Lengths
+from tilecast.workloads.aggregate import Price, price_step
+from tilecast.workloads.graph import Tokens
+from tilecast.workloads.operations import Operation
+
+StepTime = Callable[[list[Lengths], list[int]], float]  # prompt chunks as (tokens, keys), keys of every decode -> seconds
+
+
+@dataclass(slots=True)
+class Request:
+    input_tokens: int
+    output_tokens: int
+    arrived_s: float
+    eligible: int  # the first step that can take it
+    prefilled: int = 0
+    produced: int = 0
+    token_times_s: list[float] = field(default_factory=list)
+
+
+def event_loop(policy: Policy, users: int, request: Callable[[int], Lengths], num_requests: int, step_s: StepTime) -> list[Request]:
+    """The first `num_requests` requests, each with the time of every token; a user sends the next when the last one is answered."""
+    sent: list[Request] = []
+    queue: deque[Request] = deque()
+    prefilling: list[Request] = []
+    decoding: list[Request] = []
+    now, step, finished = 0.0, 0, 0
+
+    def send(eligible: int) -> None:
+        if len(sent) < num_requests:
+            new = Request(*request(len(sent)), arrived_s=now, eligible=eligible)
+            sent.append(new)
+            queue.append(new)
+
+    for _ in range(users):
+        send(0)
+    while finished < num_requests:
+        held = sum(policy.reserves(each.input_tokens, each.output_tokens) for each in (*prefilling, *decoding))
+        left = policy.token_budget - (len(decoding) if policy.mixes else 0)
+        chunks: list[tuple[Request, int]] = []
+        for each in prefilling:
+            part = max(1, min(left, each.input_tokens - each.prefilled))
+            chunks.append((each, part))
+            left -= part
+        cut = any(each.prefilled + part < each.input_tokens for each, part in chunks)
+        while queue and queue[0].eligible <= step and left > 0 and not cut:
+            new, ready = queue[0], sum(1 for each, part in chunks if each.prefilled + part == each.input_tokens)
+            needs = policy.reserves(new.input_tokens, new.output_tokens)
+            if len(decoding) + ready >= policy.most_running or (held and held + needs > policy.cache_tokens):
+                break
+            if not policy.chunks and new.input_tokens > left and (chunks or left < policy.token_budget - len(decoding)):
+                break
+            part = min(left, new.input_tokens) if policy.chunks else new.input_tokens
+            queue.popleft()
+            prefilling.append(new)
+            chunks.append((new, part))
+            held += needs
+            left -= part
+            cut = part < new.input_tokens
+        stepping = decoding if policy.mixes or not chunks else []
+        if chunks or stepping:
+            contexts = [each.input_tokens + each.produced for each in stepping]
+            now += step_s([(part, each.prefilled + part) for each, part in chunks], contexts)
+        step += 1
+        for each in list(stepping):
+            each.produced += 1
+            each.token_times_s.append(now)
+        for each, part in chunks:
+            each.prefilled += part
+        for each in [each for each in prefilling if each.prefilled == each.input_tokens]:
+            prefilling.remove(each)
+            each.produced = 1
+            each.token_times_s.append(now)
+            decoding.append(each)
+        for each in [each for each in decoding if each.produced == each.output_tokens]:
+            decoding.remove(each)
+            finished += 1
+            send(step + policy.steps_missed)
+    return sent
+
+
+def exact_step_s(found: Setup, price: Price) -> StepTime:
+    """Every kernel of a step priced for its own lengths, and the host; equal steps are priced once."""
+    by_tokens, by_requests, of_phase = by_kind(found.operations)
+    host, layers = found.engine.host, found.config.num_layers
+    known: dict[object, float] = {}
+
+    def gpu_s(operations: Sequence[Operation], phase: str, queries: list[int], keys: list[int]) -> float:
+        key = (len(operations), phase, tuple(queries), tuple(keys))
+        if key not in known:
+            tokens = Tokens(phase, (np.array(queries),), (np.array(keys),))
+            step = replace(found, operations=tuple(operations)).step(tokens)
+            known[key] = float(price_step(step, found.gpu, price).median_s[0]) if step.calls else 0.0
+        return known[key]
+
+    def step_s(chunks: list[Lengths], contexts: list[int]) -> float:
+        total = sum(part for part, _ in chunks) + len(contexts)
+        done = len(contexts) + len(chunks)
+        busy = gpu_s(by_tokens, "prefill" if chunks else "decode", [total], [total])
+        busy += gpu_s(by_requests, "decode", [1] * done, [1] * done)
+        if chunks:
+            busy += gpu_s(of_phase["prefill"], "prefill", [part for part, _ in chunks], [keys for _, keys in chunks])
+        if contexts:
+            busy += gpu_s(of_phase["decode"], "decode", [1] * len(contexts), sorted(contexts))
+        if chunks or len(contexts) > found.engine.most_captured:
+            fixed = host.prefill_step_s + max(0.0, layers * host.prefill_layer_s - busy)
+        else:
+            fixed = host.decode_step_s + layers * host.decode_layer_s
+        return busy + fixed + host.request_s * done
+
+    return step_s

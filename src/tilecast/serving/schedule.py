@@ -1,0 +1,166 @@
+"""Which steps an engine runs for N users who each send their next request when the last one is answered.
+
+What a step holds depends on the order of arrivals and endings alone, not on how long steps take: both happen at the end of a step. So the
+schedule is made first, in steps, and priced afterwards. Steps of decodes alone repeat until a request ends or arrives: such a run is one
+entry, which is why a schedule costs little more than its requests.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from tilecast.execution.tasks import Floats
+from tilecast.serving.policy import Policy
+
+Lengths = tuple[int, int]  # prompt and output tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Runs of equal steps, arrays (R,), and requests, arrays (Q,) in the order of their arrival.
+
+    Prompt chunks of a step are told as `chunks` equal ones of the same tokens and the same query-key pairs.
+    """
+
+    steps: np.ndarray  # of a run
+    prefill_tokens: np.ndarray  # of each of its steps
+    chunks: np.ndarray
+    chunk_context: Floats  # keys that the last query of a chunk sees
+    prompts_done: np.ndarray  # prompts that end in the step
+    decodes: np.ndarray  # requests that decode in each of its steps
+    context: Floats  # mean keys of a decode, over the run
+    arrival: np.ndarray  # steps done when a request arrived
+    taken: np.ndarray  # steps done when the first of its chunks started
+    first: np.ndarray  # steps done when its first token was there
+    last: np.ndarray
+    output_tokens: np.ndarray
+    input_tokens: np.ndarray
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.arrival)
+
+
+def schedule(policy: Policy, users: int, request: Callable[[int], Lengths], num_requests: int) -> Schedule:
+    """The first `num_requests` requests of `users`, all of whom send one at the start; `request` gives the lengths of each."""
+    runs: list[tuple[float, ...]] = []
+    inputs, outputs, arrived, started, first, last = (list[int]() for _ in range(6))
+    waiting: deque[int] = deque()
+    coming: deque[tuple[int, int]] = deque()  # (step from which it can be taken, request)
+    partial: list[list[int]] = []  # [request, tokens done]: a prompt that was cut
+    ends: list[tuple[int, int]] = []  # (decode steps done when it ends, request)
+    step = decoded = taken = context = 0  # steps and decode steps so far; cache tokens counted; keys that the next decode step sees
+
+    def arrives(at: int, missed: int) -> None:
+        number = len(arrived)
+        if number < num_requests:
+            asked, given = request(number)
+            inputs.append(asked)
+            outputs.append(given)
+            arrived.append(at)
+            started.append(0)
+            first.append(0)
+            last.append(0)
+            coming.append((at + missed, number))
+
+    for _ in range(min(users, num_requests)):
+        arrives(0, 0)
+    budget, most, room = policy.token_budget, policy.most_running, policy.cache_tokens
+    done = 0
+    while done < num_requests:
+        while coming and coming[0][0] <= step:
+            waiting.append(coming.popleft()[1])
+        running = len(ends)
+        left = budget - (running if policy.mixes else 0)
+        chunks: list[tuple[int, int]] = []  # (tokens, keys of the last one)
+        finished: list[int] = []
+        if partial:
+            number, begun = partial[0]
+            part = max(1, min(left, inputs[number] - begun))
+            chunks.append((part, begun + part))
+            left -= part
+            partial[0][1] = begun + part
+            if begun + part == inputs[number]:
+                partial.clear()
+                finished.append(number)
+        while waiting and not partial and left > 0 and running + len(finished) < most:
+            number = waiting[0]
+            needs = policy.reserves(inputs[number], outputs[number])
+            if taken + needs > room and taken:
+                break
+            length = inputs[number]
+            if length > left and not policy.chunks and (chunks or left < budget - running):
+                break
+            part = min(length, left) if policy.chunks else length
+            waiting.popleft()
+            started[number] = step
+            taken += needs
+            chunks.append((part, part))
+            left -= part
+            if part < length:
+                partial.append([number, part])
+            else:
+                finished.append(number)
+        if not chunks:
+            if not running:  # nothing to do until somebody arrives
+                runs.append((coming[0][0] - step, 0, 0, 0.0, 0, 0, 0.0))
+                step = coming[0][0]
+                continue
+            repeat = ends[0][0] - decoded
+            if coming:
+                repeat = min(repeat, coming[0][0] - step)
+            runs.append((repeat, 0, 0, 0.0, 0, running, context / running + (repeat - 1) / 2))
+        else:
+            repeat = 1
+            tokens = sum(part for part, _ in chunks)
+            alike = max(1, round(tokens * tokens / sum(part * part for part, _ in chunks)))
+            pairs = sum(part * (keys - part / 2) for part, keys in chunks)
+            each = tokens / alike
+            decodes = running if policy.mixes else 0
+            keys = pairs / tokens + each / 2
+            runs.append((1, tokens, alike, keys, len(finished), decodes, context / running if decodes else 0.0))
+        step += repeat
+        if running and (policy.mixes or not chunks):
+            decoded += repeat
+            context += running * repeat
+        while ends and ends[0][0] == decoded:
+            _, number = heappop(ends)
+            context -= inputs[number] + outputs[number]
+            taken -= policy.reserves(inputs[number], outputs[number])
+            last[number] = step
+            done += 1
+            arrives(step, policy.steps_missed)
+        for number in finished:
+            first[number] = last[number] = step
+            if outputs[number] == 1:
+                taken -= policy.reserves(inputs[number], outputs[number])
+                done += 1
+                arrives(step, policy.steps_missed)
+            else:
+                heappush(ends, (decoded + outputs[number] - 1, number))
+                context += inputs[number] + 1
+    columns = np.array(runs, dtype=np.float64).T
+    whole = (columns[place].astype(np.int64) for place in (0, 1, 2, 4, 5))
+    steps, prefill_tokens, num_chunks, prompts_done, decodes_each = whole
+    return Schedule(
+        steps=steps, prefill_tokens=prefill_tokens, chunks=num_chunks, chunk_context=columns[3], prompts_done=prompts_done,
+        decodes=decodes_each, context=columns[6], arrival=np.array(arrived), taken=np.array(started),
+        first=np.array(first), last=np.array(last), output_tokens=np.array(outputs), input_tokens=np.array(inputs),
+    )  # fmt: skip
+
+
+def cycled(requests: Sequence[Lengths], users: int = 0) -> Callable[[int], Lengths]:
+    """Requests of a list in turn, from its start again when it ends.
+
+    With `users`, the first request of each is cut short, by another amount for every user: equal lengths would keep them in step for
+    ever, all waiting for their first token at once, which a load that has been running for a while never does.
+    """
+
+    def request(number: int) -> Lengths:
+        asked, given = requests[number % len(requests)]
+        return (asked, given) if number >= users else (asked, max(1, round(given * (number + 0.5) / users)))
+
+    return request

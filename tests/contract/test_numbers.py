@@ -1,0 +1,140 @@
+"""No number chosen on data hides in code: what kernels/ and execution/ hold beside constants/*.toml is listed here with its source."""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tilecast.execution.fitted import FOLDER
+
+PACKAGE = FOLDER.parents[1]
+FILES = sorted(path for part in ("kernels", "execution") for path in (PACKAGE / part).glob("*.py") if path.name != "contract.py")
+MOST = 40
+
+# Nobody measured these and no code holds them: they count like fitted numbers.
+CHOSEN = {
+    "analytic.SHARPNESS": ("how sharply a library prefers the faster of its variants",),
+    "cache.FULL, EMPTY": ("below this share of L2 a working set stays", "above this one nothing does"),
+}
+
+# Everything else: a fact of hardware, of a library's code, a count of instructions or bytes, or how something is computed.
+SOURCES = {
+    "hardware": {
+        "attention_loops.LEGACY_MMA",  # published microbenchmarks of mma.sync on H100; A100's rate on data-centre Blackwell
+        "attention_loops.FEWEST_ROWS",  # rows of the smallest tensor-memory instruction
+        "attention_loops.BULK_COPY_BYTES_PER_CLOCK",  # width of an SM's port to L2
+        "attention_loops.ROWS_OF_WARPS",  # mma.sync and wgmma: 16 rows a warp, four warps
+        "attention_loops.VECTOR_ELEMENTS",  # 16 bytes
+        "streaming.VECTOR_BYTES",
+        "analytic.NARROWEST_WIDTH",  # Volta's and Turing's tensor cores
+        "clock.REFERENCE_WIDTH",  # the unit in which energy_j_per_flop is told
+        "clock.REFERENCE_NM",  # likewise vector_energy_j_per_flop
+        "clock.NARROW_POWER",  # power of boards at their limit, in bf16, fp8 and nvfp4
+        "clock.PROCESS_NM",  # foundries
+    },
+    "library": {  # tiles, threads, launches and limits that its code holds
+        "attention_loops.WIDEST_XQA_GROUP",
+        "attention_loops.POWERS",
+        "attention_loops.FLASH_DIMS",
+        "collectives.LARGEST_CUSTOM",
+        "collectives.MAX_GPUS_CUSTOM",
+        "embedding.THREADS",
+        "gemm.TENSOR_TILES",
+        "gemm.VECTOR_TILES",
+        "gemm.OWN_TILES",
+        "gemm.K_STEP",
+        "gemm.LEAST_SPLIT_K",
+        "kv_cache_write.THREADS",
+        "layer_norm.THREADS",
+        "layer_norm.HOST_CALLS",
+        "moe.K_STEP",
+        "moe.STAGES",
+        "moe.IMPLEMENTATIONS",
+        "optimizer_update.TENSORS_PER_LAUNCH",
+        "rms_norm.THREADS",
+        "rope.THREADS",
+        "sampling.LAUNCHES",
+        "silu_mul.THREADS",
+        "softmax.IN_REGISTERS",
+        "softmax.WIDE_THREADS",
+        "streaming.SLICE",
+        "streaming.BLOCK_THREADS",
+    },
+    "count": {  # of instructions, operands or bytes
+        "attention.SOFTMAX_FLOP",
+        "attention.SIMT_FLOP",
+        "elementwise.BINARY",
+        "elementwise.UNARY",
+        "elementwise.WITH_SCALAR",
+        "elementwise.OPS",
+        "mla.CAST_BYTES",
+        "moe.WIDENING_FLOP",
+        "optimizer_update.KINDS",
+        "quantize.SOURCE_BYTES",
+        "quantize.OPS",
+        "sampling.FP32_READS",
+    },
+    "computing": {  # no part of the model
+        "base.LARGEST",
+        "collectives.FULL_BOX",
+        "moe.NUM_DRAWS",
+    },
+}
+
+# Broken numbers inside functions: rounding margins, the bracket of a search, the middle of a bin, half of what passes between two kernels.
+INSIDE = {"moe": {1e-12, 1e-9, 0.01, 0.5, 0.8}, "schedule": {1e-9}}
+
+
+def numbers(node: ast.AST) -> list[float]:
+    found = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    return [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
+
+
+def at_module_level(source: str, stem: str) -> Iterator[tuple[str, ast.AST]]:
+    """Names and values of assignments that hold a number."""
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None and numbers(statement.value):
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+            yield f"{stem}.{ast.unparse(target).strip('()')}", statement.value
+
+
+def inside(source: str) -> set[float]:
+    """Numbers that are not whole, in functions and classes."""
+    blocks = [part for part in ast.parse(source).body if isinstance(part, ast.FunctionDef | ast.ClassDef)]
+    return {value for block in blocks for value in numbers(block) if value % 1}
+
+
+def unlisted(source: str, stem: str) -> list[str]:
+    listed = set(CHOSEN).union(*SOURCES.values())
+    names = [name for name, _ in at_module_level(source, stem) if name not in listed]
+    return names + [f"{stem}: {value}" for value in sorted(inside(source) - INSIDE.get(stem, set()))]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_number_in_the_models_has_a_source(path: Path):
+    assert not unlisted(path.read_text(encoding="utf-8"), path.stem)
+
+
+def test_a_hidden_multiplier_is_found():
+    assert unlisted("SPILLS = 2.5", "attention_loops") == ["attention_loops.SPILLS"]
+    assert unlisted("FACTORS: dict = {'sm_90': 3.0}", "gemm") == ["gemm.FACTORS"]
+    assert unlisted("def f(x):\n    return 0.75 * x", "attention") == ["attention: 0.75"]
+    assert unlisted("class Loop:\n    waits: float = 0.5", "attention_loops") == ["attention_loops: 0.5"]
+    assert not unlisted("SOFTMAX_FLOP = 8.0\ndef f(x):\n    return 2.0 * x", "attention")
+
+
+def test_the_list_holds_nothing_that_is_gone():
+    there = {name for path in FILES for name, _ in at_module_level(path.read_text(encoding="utf-8"), path.stem)}
+    assert set(CHOSEN).union(*SOURCES.values()) <= there
+
+
+def test_the_analytic_model_holds_at_most_forty_numbers_and_says_why_of_each():
+    tables = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.toml")}
+    for name, table in tables.items():
+        for key, entry in table.items():
+            assert len(entry.get("why", "")) > 10, f"{name}.{key} does not say why"
+    fitted, chosen = sum(map(len, tables.values())), sum(map(len, CHOSEN.values()))
+    print(f"{fitted} fitted numbers: {', '.join(f'{name} {len(table)}' for name, table in tables.items())}; {chosen} chosen")
+    assert fitted + chosen <= MOST

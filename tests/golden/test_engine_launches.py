@@ -1,0 +1,88 @@
+"""One model on three engines, launch by launch: what differs on Hopper and on Ampere, and why. Read from the engines' sources and rows."""
+
+import pytest
+
+from tilecast import hardware
+from tilecast.engines.base import engine, kernel_step
+from tilecast.workloads.architectures import architecture
+from tilecast.workloads.graph import Batch, decode_tokens, prefill_tokens
+from tilecast.workloads.model import model_config
+from tilecast.workloads.parallelism import node_for, sharded
+
+ENGINES = ("sglang", "vllm", "trtllm")
+
+
+def launches(name, gpu, phase="decode", model="Qwen/Qwen3-32B", tp=2, batch=30):
+    """name -> (identity, rows or nothing) of every launch of a step."""
+    config, spec = model_config(model), hardware.gpu(gpu)
+    shard = sharded(config, tp, node_for(spec, tp))
+    asked = Batch.uniform(batch, 1000, 4)
+    tokens = decode_tokens(asked, [0]) if phase == "decode" else prefill_tokens(asked)
+    operations = architecture(config.architecture).step(config, shard)
+    step = kernel_step(operations, tokens, config=config, shard=shard, engine=engine(name), gpu=spec, kv_dtype=config.kv_dtype or "bf16")
+    return {call.name: call.kernel for call in step.calls}
+
+
+def identities(gpu, phase, launch, **more):
+    return tuple(getattr(launches(name, gpu, phase, **more).get(launch), "identity", "no launch") for name in ENGINES)
+
+
+def launched(gpu, launch, phase="decode", **more):
+    return tuple(launch in launches(name, gpu, phase, **more) for name in ENGINES)
+
+
+# (what, SGLang, vLLM, TensorRT-LLM, why)
+HOPPER = [
+    ("attention of decodes", "flashinfer_fa2", "fa3", "trtllm", "FlashInfer pages in SGLang, FA3 does both in vLLM, XQA is TRT-LLM's"),
+    ("attention of prompts", "fa3", "fa3", "trtllm", "TensorRT-LLM brings its own FMHA"),
+    ("rope", True, False, True, "Inductor joins the rotation to the norm of queries and keys; TRT-LLM keeps one kernel for all three"),
+    ("q_norm", True, True, False, "TensorRT-LLM's fused_qk_norm_rope normalises too"),
+    ("kv_cache_write", True, True, False, "TensorRT-LLM's attention writes the cache in its preprocessing"),
+    ("post_attention_norm", True, False, False, "vLLM and TensorRT-LLM normalise inside the all-reduce; SGLang does so for few models"),
+]  # fmt: skip
+AMPERE = [
+    ("attention of decodes", "flashinfer_fa2", "fa2", "trtllm", "no FA3 before Hopper: vLLM falls back to FA2"),
+    ("attention of prompts", "flashinfer_fa2", "fa2", "trtllm", "the same for prompts"),
+    ("rope", True, False, True, "compiled code and fused kernels do not depend on the generation"),
+    ("q_norm", True, True, False, "the same"),
+    ("kv_cache_write", True, True, False, "the same"),
+    ("post_attention_norm", True, True, False, "FlashInfer's fused all-reduce needs Hopper; TensorRT-LLM's own runs on Ampere too"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpu", "table"), [("h100-sxm", HOPPER), ("a100-sxm-80gb", AMPERE)])
+def test_launches_that_differ(gpu, table):
+    for what, *expected, why in table:
+        if what.startswith("attention"):
+            found = identities(gpu, "decode" if "decodes" in what else "prefill", "attention")
+        else:
+            found = launched(gpu, what)
+        assert found == tuple(expected), f"{what} on {gpu}: {why}"
+        assert len(set(found)) > 1, what
+
+
+def test_graphs_are_padded_to_each_engines_sizes():
+    # 30 requests: all three have a graph for 32. 150: SGLang and vLLM go in steps of 8, TensorRT-LLM doubles beyond 128.
+    assert [launches(name, "h100-sxm")["qkv_proj"].m for name in ENGINES] == [32, 32, 32]
+    assert [launches(name, "h100-sxm", batch=150)["qkv_proj"].m for name in ENGINES] == [152, 152, 256]
+    assert [launches(name, "h100-sxm", batch=150)["attention"].batch for name in ENGINES] == [150, 150, 150]  # padding has no context
+
+
+def test_experts_and_fp8_products_on_hopper():
+    moe = {"model": "Qwen/Qwen3-235B-A22B-FP8", "tp": 4}
+    # SGLang and vLLM run Triton's fused experts, TensorRT-LLM CUTLASS grouped products.
+    assert identities("h100-sxm", "decode", "experts", **moe) == (None, "triton", "cutlass")
+    fp8 = {"model": "nvidia/Llama-3.1-70B-Instruct-FP8", "tp": 2}
+    # Inductor writes 8-bit results from norms; TensorRT-LLM from the all-reduce; SGLang quantises in kernels of their own.
+    assert launched("h100-sxm", "qkv_proj_quantize", **fp8) == (True, False, False)
+    assert launched("h100-sxm", "down_proj_quantize", **fp8) == (True, False, False)
+    assert launched("h100-sxm", "o_proj_quantize", **fp8) == (True, True, False)
+
+
+def test_blackwell_runs_tensorrt_llms_attention_everywhere():
+    assert identities("b200-sxm", "decode", "attention") == ("trtllm", "trtllm", "trtllm")
+
+
+def test_a_long_step_keeps_its_norms():
+    # 30 x 1000 tokens x 5120 x 2 bytes = 307 MB: beyond every fused all-reduce.
+    assert launched("h100-sxm", "post_attention_norm", "prefill") == (True, True, True)

@@ -1,0 +1,41 @@
+"""Products, ratios and rounds of sizes, worked by hand."""
+
+import numpy as np
+import pytest
+
+from tilecast import hardware
+from tilecast.learning.features import SIZES, number_names
+from tilecast.learning.relations import PRODUCTS, relation_names, relations
+
+H100 = hardware.gpu("h100-sxm")  # 132 SMs
+
+
+def of(family: str, **sizes: float) -> dict[str, float]:
+    values = np.array([[sizes.get(name, 1.0)] for name in SIZES[family]])
+    found = relations(family, SIZES[family], values, np.log2(values), H100)
+    return dict(zip(relation_names(family), found[:, 0].tolist(), strict=True))
+
+
+def test_products_add_logarithms_and_ratios_subtract_them() -> None:
+    found = of("gemm", m=64, n=4096, k=1024)
+    assert (found["log2 m n"], found["log2 n k"], found["log2 m k"], found["log2 n / k"]) == (18, 22, 16, 2)
+    shares = of("moe", num_tokens=64, topk=8, num_experts=128, inter_size=2048, tp=4)
+    assert (shares["log2 num_tokens topk / num_experts"], shares["log2 inter_size / tp"]) == (2, 9)
+
+
+def test_rounds_say_how_much_of_the_last_one_is_empty() -> None:
+    # 128 x 128 tiles of 4096 x 4096 are 1024: 7.76 rounds on 132 SMs, so 8 are started
+    assert of("gemm", m=4096, n=4096)["rounds of m n by (128, 128)"] == pytest.approx(8 * 132 / 1024)
+    # ragged edges count as whole tiles: 2 x 1 of them, one round that uses 2 SMs
+    assert of("gemm", m=129, n=7)["rounds of m n by (128, 128)"] == pytest.approx(132 / 2)
+    assert of("attention_prefill", batch=2, num_heads=32, q_len=1000)["rounds of batch num_heads q_len by (1, 1, 128)"] == pytest.approx(
+        4 * 132 / (2 * 32 * 8)
+    )
+
+
+@pytest.mark.parametrize("family", SIZES)
+def test_every_family_has_relations_of_sizes_it_has(family: str) -> None:
+    words = {word for text in PRODUCTS[family] for word in text.replace("/", " ").split()}
+    assert words <= set(SIZES[family])
+    assert number_names(family)[-len(relation_names(family)) :] == relation_names(family)
+    assert all(np.isfinite(list(of(family).values())))

@@ -1,0 +1,235 @@
+"""Engines under load: schedules worked by hand, the fast way against an event loop, laws, and the command."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import numpy as np
+import pytest
+
+from tests.unit.command_line import Tilecast
+from tilecast.engines.predict import set_up
+from tilecast.errors import InvalidInput
+from tilecast.predictors import predict_kernel
+from tilecast.serving.event_loop import event_loop, exact_step_s
+from tilecast.serving.load import predict_load, run_load
+from tilecast.serving.policy import Policy, policy_of
+from tilecast.serving.schedule import cycled, schedule
+
+PHYSICS = partial(predict_kernel, learned=False)
+PLAIN = Policy(
+    token_budget=100, most_running=8, mixes=True, chunks=True, cache_tokens=10_000, block_size=1, reserved_output_fraction=1.0,
+    steps_missed=0,
+)  # fmt: skip
+
+
+def steps_of(policy, users, lengths, num_requests):
+    """(steps, prefill tokens, decodes) of every run."""
+    plan = schedule(policy, users, cycled([lengths]), num_requests)
+    return plan, list(zip(plan.steps.tolist(), plan.prefill_tokens.tolist(), plan.decodes.tolist(), strict=True))
+
+
+# ---- by hand -----------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_cut_at_the_budget_and_decodes_come_first():
+    # Two prompts of 80 tokens: the first step takes 80 + 20, the second, with one decode, the 60 that are left of the other. Both then have
+    # two tokens to go but the first is a step ahead: one step with both, one with the second alone.
+    plan, runs = steps_of(PLAIN, 2, (80, 3), 2)
+    assert runs == [(1, 100, 0), (1, 60, 1), (1, 0, 2), (1, 0, 1)]
+    assert plan.first.tolist() == [1, 2]
+    assert plan.last.tolist() == [3, 4]
+
+
+def test_where_prompts_go_first_nobody_decodes_meanwhile():
+    # The same two prompts: 100 and 60 tokens without a decode, then both decode together.
+    plan, runs = steps_of(replace(PLAIN, mixes=False), 2, (80, 3), 2)
+    assert runs == [(1, 100, 0), (1, 60, 0), (2, 0, 2)]
+    assert plan.last.tolist() == [4, 4]
+
+
+def test_whole_prompts_wait_for_a_step_with_room():
+    _, runs = steps_of(replace(PLAIN, chunks=False), 2, (80, 3), 2)
+    assert runs == [(1, 80, 0), (1, 80, 1), (1, 0, 2), (1, 0, 1)]
+
+
+def test_the_cache_limits_who_runs():
+    # Room for one request of 83 tokens: the second starts when the first has ended, three steps later.
+    plan, _ = steps_of(replace(PLAIN, cache_tokens=100), 2, (80, 3), 2)
+    assert plan.taken.tolist() == [0, 3]
+
+
+def test_a_request_misses_the_step_that_is_on_its_way():
+    # One user: the second request arrives after three steps and can be taken from the fifth on; the step between is empty.
+    plan, runs = steps_of(replace(PLAIN, steps_missed=1), 1, (80, 3), 2)
+    assert runs == [(1, 80, 0), (2, 0, 1), (1, 0, 0), (1, 80, 0), (2, 0, 1)]
+    assert plan.taken.tolist() == [0, 4]
+
+
+def test_contexts_of_a_run_are_their_mean():
+    # A prompt of 10 and 5 outputs: decode steps see 11, 12, 13 and 14 keys.
+    plan, _ = steps_of(PLAIN, 1, (10, 5), 1)
+    assert plan.context.tolist() == [0.0, 12.5]
+    # Cut at 100 tokens, the first chunk of 150 sees 100 keys at its end, the second 150.
+    cut, _ = steps_of(PLAIN, 1, (150, 2), 1)
+    assert cut.chunk_context.tolist()[:2] == [100.0, 150.0]
+
+
+# ---- against the event loop --------------------------------------------------------------------------------------
+
+SETUPS = [
+    ("Qwen/Qwen3-8B", "h100-sxm", 1, "vllm"),
+    ("Qwen/Qwen3-8B", "a100-sxm-80gb", 1, "sglang"),
+    ("meta-llama/Llama-3.1-70B", "h200-sxm", 4, "trtllm"),
+    ("openai/gpt-oss-20b", "b200-sxm", 1, "vllm"),
+    ("Qwen/Qwen3-30B-A3B", "h100-sxm", 2, "trtllm"),
+]
+
+
+@cache
+def prepared(place):
+    model, gpu, tp, engine = SETUPS[place]
+    found = set_up(model, gpu, tp=tp, engine=engine)
+    return found, exact_step_s(found, PHYSICS)
+
+
+def random_case(seed):
+    draw = np.random.default_rng(seed)
+    found, step_s = prepared(seed % len(SETUPS))
+    users, isl, osl = int(draw.integers(1, 17)), int(draw.integers(32, 6000)), int(draw.integers(4, 40))
+    spread = draw.uniform(0.6, 1.0, (30, 2)) if seed % 2 else np.ones((1, 2))
+    requests = [(int(isl * a), max(2, int(osl * b))) for a, b in spread]
+    policy = policy_of(found)
+    if seed % 3 == 0 and policy.chunks:
+        policy = replace(policy, token_budget=int(draw.integers(512, 4096)))
+    if seed % 4 == 0:
+        policy = replace(policy, cache_tokens=int(draw.integers(1, users + 1)) * (isl + osl))
+    return found, step_s, policy, users, requests
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_fast_way_agrees_with_an_event_loop(seed):
+    found, step_s, policy, users, requests = random_case(seed)
+    fast = run_load(found, policy, users, requests, price=PHYSICS, num_requests=4 * users)
+    slow = event_loop(policy, users, cycled(requests), 4 * users, step_s)
+    host = found.engine.host
+    ttft = [each.token_times_s[0] - each.arrived_s + host.first_token_s + host.prompt_token_s * each.input_tokens for each in slow]
+    tpot = [(each.token_times_s[-1] - each.token_times_s[0]) / (each.output_tokens - 1) for each in slow]
+    latency = [each.token_times_s[-1] - each.arrived_s for each in slow]
+    assert np.mean(fast.ttft_s["median_s"]) == pytest.approx(np.mean(ttft), rel=0.02)
+    assert np.mean(fast.tpot_s["median_s"]) == pytest.approx(np.mean(tpot), rel=0.02)
+    extra = host.first_token_s + host.prompt_token_s * np.mean([each.input_tokens for each in slow])
+    assert np.mean(fast.latency_s["median_s"]) - extra == pytest.approx(np.mean(latency), rel=0.02)
+
+
+# ---- laws --------------------------------------------------------------------------------------------------------
+
+
+def load(**changed):
+    asked = {"model": "Qwen/Qwen3-8B", "gpu": "h100-sxm", "engine": "vllm", "concurrency": 16, "isl": 1024, "osl": 128}
+    return predict_load(**(asked | changed), price=PHYSICS)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
+def test_more_users_mean_slower_tokens_and_more_of_them(engine):
+    few, many = load(engine=engine, concurrency=4), load(engine=engine, concurrency=64)
+    assert few.tpot_s.median < many.tpot_s.median
+    assert few.output_tokens_per_s.median < many.output_tokens_per_s.median
+
+
+def test_one_user_sees_a_request_alone():
+    from tilecast.engines.predict import predict
+
+    one = load(concurrency=1)
+    alone = predict("Qwen/Qwen3-8B", "h100-sxm", engine="vllm", batch=1, isl=1024, osl=128, price=PHYSICS)
+    assert one.tpot_s.median == pytest.approx(alone.tpot_s.median, rel=0.01)
+    assert one.ttft_s.median == pytest.approx(alone.prefill_s.median + 10e-3 + 1024 * 5e-6, rel=0.02)
+
+
+def test_low_median_high_are_ordered_and_the_parts_make_the_whole():
+    found = load()
+    for name in ("ttft_s", "tpot_s", "total_s", "prefill_s", "decode_step_s", "output_tokens_per_s"):
+        value = getattr(found, name)
+        assert value.low <= value.median <= value.high, name
+    assert sum(part.share_fraction for part in found.breakdown) == pytest.approx(1.0, rel=1e-6)
+    # N users are always busy: N = requests per second x latency.
+    assert found.serving()["requests_per_s"]["median"] * found.total_s.median == pytest.approx(16, rel=1e-6)
+
+
+def test_sglang_prefills_first_and_vllm_mixes():
+    """SGLang's prompts wait less and stop every decode; the rest of the time its steps are no longer than vLLM's."""
+    sglang, vllm = (load(engine=name, isl=4096, osl=256, concurrency=48) for name in ("sglang", "vllm"))
+    alone = sglang.load.plan.prefill_tokens > 0
+    assert not sglang.load.plan.decodes[alone].any()
+    assert vllm.load.plan.decodes[vllm.load.plan.prefill_tokens > 0].any()
+
+
+def test_settings_limit_what_runs():
+    free, limited = load(concurrency=64), load(concurrency=64, engine_settings={"max_num_seqs": 8})
+    assert limited.load.plan.decodes.max() == 8
+    assert free.load.plan.decodes.max() > 32
+    assert limited.queue_s > 10 * free.queue_s
+
+
+def test_a_file_of_requests_is_served_in_turn():
+    mixed = predict_load("Qwen/Qwen3-8B", "h100-sxm", concurrency=4, requests=[(100, 20), (3000, 10)], price=PHYSICS)
+    assert set(mixed.load.plan.input_tokens.tolist()) == {100, 3000}
+
+
+def test_what_does_not_fit_is_a_result():
+    found = load(model="meta-llama/Llama-3.1-70B", concurrency=2)
+    assert not found.fits
+    assert found.tpot_s.median > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"concurrency": 0}, "concurrency = 0 must be a whole number from 1"),
+        ({"concurrency": True}, "concurrency = True"),
+        ({"isl": None}, "isl and osl missing"),
+        ({"requests": [(1, 1)]}, "not both"),
+        ({"engine": "tgi"}, "unknown engine 'tgi': known: sglang, trtllm, vllm"),
+        ({"engine_settings": {"max_seqs": 3}}, "did you mean max_num_seqs"),
+        ({"engine_settings": {"max_num_seqs": 0}}, "max_num_seqs = 0 must be a whole number of at least 1"),
+        ({"engine_settings": {"gpu_memory_utilization": "much"}}, "gpu_memory_utilization = much must be a number"),
+    ],
+)
+def test_wrong_input_is_one_sentence(changed, message):
+    with pytest.raises(InvalidInput, match=message.replace("(", r"\(")):
+        load(**changed)
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+ASKED = ("predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--concurrency", "8", "--isl", "256", "--osl", "16")
+
+
+def test_the_command_keeps_the_contract(tilecast: Tilecast):
+    found = tilecast(*ASKED, "--engine", "trtllm", "--json").json
+    assert found["schema"] == "tilecast.predict/1"
+    for name in ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s"):
+        assert set(found[name]) == {"median", "low", "high"}
+    assert {"decode_steps", "memory", "fits", "basis", "breakdown", "inputs", "versions", "serving"} <= set(found)
+    assert found["serving"]["concurrency"] == found["inputs"]["concurrency"] == 8
+    per_gpu = found["serving"]["output_tokens_per_s_per_gpu"]["median"]
+    assert per_gpu == pytest.approx(found["output_tokens_per_s"]["median"])
+
+
+def test_the_command_says_it_in_one_sentence_first(tilecast: Tilecast):
+    first = tilecast(*ASKED, "--engine", "vllm", "--batch", "4").out.splitlines()[0]
+    assert first.startswith("Qwen/Qwen3-8B on h100-sxm under vllm serves 8 users with a first token after ")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--why",), "--why and --concurrency exclude one another"),
+        (("--tp", "1,2"), "--concurrency predicts one configuration"),
+        (("--engine-set", "max_num_seqs"), "must read FACT=VALUE, e.g. max_num_seqs=64"),
+        (("--requests", "x.csv"), "--requests and --isl, --osl exclude one another"),
+    ],
+)
+def test_options_that_do_not_go_together(tilecast: Tilecast, more, message):
+    found = tilecast(*ASKED, *more)
+    assert found.code == 2
+    assert message in found.err
