@@ -64,7 +64,8 @@ def agreement() -> list[Share]:
     shares = []
     for what, rows in (("", same), (", 16 bits", [entry for entry in same if entry[0] == "bf16"])):
         if rows:
-            ours, default = (100 * sum(entry[column] for entry in rows) / len(rows) for column in (1, 2))
+            ours = 100 * sum(entry[1] for entry in rows) / len(rows)
+            usual = 100 * sum(entry[2] for entry in rows) / len(rows)
             shares.append(share(f"BLOCK_SIZE_M of shipped files{what}", "Tilecast", ours, len(rows)))
-            shares.append(share(f"BLOCK_SIZE_M of shipped files{what}", "engine's default", default, len(rows)))
+            shares.append(share(f"BLOCK_SIZE_M of shipped files{what}", "engine's default", usual, len(rows)))
     return shares

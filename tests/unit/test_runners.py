@@ -28,8 +28,12 @@ def test_recorded_times_are_served(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("a,b\n1,2\n", "lacks the column 'num_tokens'"), (HEADER + "8,16,32,x,1,4,3,1e-5\n", "row 1"), (HEADER + "8,16,32,64,1,4,3,-1\n", "latency_s")],
-)  # fmt: skip
+    [
+        ("a,b\n1,2\n", "lacks the column 'num_tokens'"),
+        (HEADER + "8,16,32,x,1,4,3,1e-5\n", "row 1"),
+        (HEADER + "8,16,32,64,1,4,3,-1\n", "latency_s"),
+    ],
+)
 def test_a_bad_file_of_times_is_one_sentence(tmp_path, text, sentence):
     file = tmp_path / "times.csv"
     file.write_text(text)
@@ -42,8 +46,8 @@ def test_the_command_takes_the_fastest_of_a_measured_shortlist(tmp_path, tilecas
     guess = json.loads(tilecast(*asked, "--json").out)["choices"][0]
     lines = []
     for place, config in enumerate([*guess["shortlist"], guess["default"]]):
-        for name in ("w13", "w2"):
-            lines.append(f"64,{','.join(map(str, config.values()))},{(1.0, 3.0, 0.5, 2.0)[place] * 1e-4},{name}\n")
+        line = f"64,{','.join(map(str, config.values()))},{(1.0, 3.0, 0.5, 2.0)[place] * 1e-4}"
+        lines += [f"{line},{name}\n" for name in ("w13", "w2")]
     file = tmp_path / "times.csv"
     file.write_text(HEADER.replace("\n", ",moe_pass\n") + "".join(lines))
     found = json.loads(tilecast(*asked, "--measure", str(file), "--json").out)["choices"][0]

@@ -103,7 +103,7 @@ def test_the_trees_of_a_sibling_speak_for_a_gpu_of_the_same_die():
     searched = shipped_ranking().gpus
     assert stand_in(hardware.gpu("h100-sxm"), searched) == "h800-sxm"
     assert stand_in(hardware.gpu("l40s"), searched) == "l40s"
-    assert stand_in(hardware.gpu("h20"), ["h800-sxm"]) == "h20", "the same die, but a sixth of the FLOP per byte"
+    assert stand_in(hardware.gpu("h20"), ["h800-sxm"]) == "h20", "the same die, but an eighth of the FLOP per byte"
 
 
 def test_a_distinct_shortlist_has_no_two_that_differ_in_the_group_alone():

@@ -161,7 +161,7 @@ def limited(limits: Sequence[str]) -> Mapping[str, Sequence[int]]:
             choices[name] = [int(value) for value in values.split(",")]
         except ValueError:
             choices[name] = []
-        if not choices[name] or any(value < 1 or value & (value - 1) and name != "num_stages" for value in choices[name]):
+        if not choices[name] or any(value < 1 or (value & (value - 1) and name != "num_stages") for value in choices[name]):
             raise InvalidInput(f"--only {limit!r} must read NAME=VALUE,VALUE with powers of two, e.g. block_n=64,128")
     return choices
 
@@ -213,7 +213,8 @@ def tuned_report(tuned: Tuned, spent_s: float, line: str, written: Sequence[str]
     where = f"; wrote {', '.join(written)}" if written else f"; nothing written: give -o DIR for {', '.join(files)}"
     layer = tuned.layer
     return Report(
-        answer=f"Of {len(tuned.space):,} configurations for {tuned.gpu.label}, the best for each of {len(rows)} token counts: {expected}{where}.",
+        answer=f"Of {len(tuned.space):,} configurations for {tuned.gpu.label}, the best for each of {len(rows)} token counts: "
+               f"{expected}{where}.",
         grids=[Grid(
             title="BLOCK_M x BLOCK_N x BLOCK_K, group, warps, stages",
             columns=("tokens", "choice", "second pass", "default", "speed-up (80 %)"), rows=rows,

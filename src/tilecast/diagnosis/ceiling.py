@@ -5,7 +5,8 @@ taken apart with the account the prediction made, level by level from the bound 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tilecast.execution.analytic import Analysis, smooth_maximum
 from tilecast.execution.tasks import Floats
 from tilecast.kernels.base import priced
 from tilecast.learning.ceilings import Ceiling, path_of, read
-from tilecast.learning.features import launches
+from tilecast.learning.features import asked_names, launches
 from tilecast.predictors.kernel import KernelPrediction, in_engine
 
 QUANTILE = 0.9  # of efficiency: one kernel in ten is faster
@@ -45,7 +46,9 @@ def ceiling_of(prediction: KernelPrediction, quantile: float = QUANTILE, using: 
     kernel, gpu = in_engine(prediction.kernel, "sglang"), prediction.gpu
     ceiling = using or ceiling_for(kernel.family)
     found = priced(kernel, gpu, prediction.protocol)
-    ratio = ceiling.log_ratio(launches(kernel, gpu, found, "sglang"), gpu.id, quantile)
+    asked = launches(kernel, gpu, found, "sglang")
+    asked = replace(asked, names=asked_names(kernel, gpu, asked.names))
+    ratio = ceiling.log_ratio(asked, gpu.id, quantile)
     ceiling_s = np.maximum(np.atleast_1d(found.analytic_s) * np.exp(ratio), prediction.bound_s)
     return Reached(ceiling_s=ceiling_s, quantile=quantile, basis=ceiling.basis(gpu.id))
 
@@ -68,10 +71,7 @@ def check_measured(measured_s: float, prediction: KernelPrediction, row: int = 0
 def gap(prediction: KernelPrediction, measured_s: float | None = None, row: int = 0) -> list[Part]:
     """What lies between the bound and the prediction, and between that and the measurement: parts that add up."""
     levels = _levels(prediction.analysis, prediction.gpu.num_sms, row)
-    parts = [
-        Part(name=name, seconds=above - below, meaning=MEANINGS[name])
-        for (_, below), (name, above) in zip(levels, levels[1:], strict=False)
-    ]
+    parts = [Part(name=name, seconds=above - below, meaning=MEANINGS[name]) for (_, below), (name, above) in pairwise(levels)]
     median_s = float(prediction.median_s[row])
     parts.append(Part(name="beyond physics", seconds=median_s - levels[-1][1], meaning=MEANINGS["beyond physics"]))
     if measured_s is not None:

@@ -2,20 +2,26 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import tilecast
+from tilecast import hardware
 from tilecast.datasets.splits import same_die
 from tilecast.learning.boosting import SEED, boost
-from tilecast.learning.ceilings import LEAST_SPREAD, QUANTILES, Ceiling
-from tilecast.learning.examples import Examples
-from tilecast.learning.features import COMMON, GROUPS, Launches
+from tilecast.learning.ceilings import LEAST_SPREAD, QUANTILES, WORK, Ceiling, with_flags
+from tilecast.learning.examples import Examples, examples, flags, vocabulary
+from tilecast.learning.features import GROUPS, Launches
 
 TREES, DEPTH, RATE, BINS = 80, 4, 0.1, 64
 NUM_FOLDS = 4
 SHRINKAGE = 50  # rows that a GPU's level of one group is drawn towards the GPU's own median by
+
+ROWS_PER_SLICE = 600  # of one GPU, engine, format and kernel
+FAMILIES = ("gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode")
 
 Floats = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -26,12 +32,13 @@ def fit_once(data: Examples, family: str) -> Ceiling:
     gpus = tuple(sorted(set(data.gpu.tolist())))
     level = _levels(data, gpus)
     left = data.target - level[np.searchsorted(gpus, data.gpu), data.binds]
-    numbers = np.ascontiguousarray(data.numbers[:, : len(COMMON)])
+    words = {name: values for name, values in vocabulary(data).items() if name in WORK and len(values) > 1}
+    numbers = with_flags(data.numbers, flags(data, words)[data.group_of].astype(np.float32))
     weight = _even(data)
     location = boost(numbers, left, weight, TREES, DEPTH, RATE, BINS, "MAE", threads=1)
     away = np.abs(left - location.predict(numbers))
     spread = boost(numbers, away, weight, TREES, DEPTH, RATE, BINS, "MAE", threads=1)
-    return Ceiling(family, gpus, level, location, spread, {})
+    return Ceiling(family, gpus, words, level, location, spread, {})
 
 
 def _even(data: Examples) -> Floats:
@@ -57,10 +64,12 @@ def _levels(data: Examples, gpus: Sequence[str]) -> Floats:
 def scores(ceiling: Ceiling, test: Examples) -> Floats:
     """(measured - location) / spread of rows that the ceiling never saw, in logs."""
     found = np.empty(len(test.target))
-    for gpu in np.unique(test.gpu):
-        rows = np.flatnonzero(test.gpu == gpu)
-        centre, spread = ceiling.centre(Launches(test.numbers[rows], {}, test.binds[rows]), str(gpu))
-        found[rows] = (test.target[rows] - centre) / np.maximum(spread, LEAST_SPREAD)
+    for group in np.unique(test.group_of):  # a group has one set of names, and may have several GPUs
+        for gpu in np.unique(test.gpu[test.group_of == group]):
+            rows = np.flatnonzero((test.group_of == group) & (test.gpu == gpu))
+            asked = Launches(test.numbers[rows], test.names[group], test.binds[rows])
+            centre, spread = ceiling.centre(asked, str(gpu))
+            found[rows] = (test.target[rows] - centre) / np.maximum(spread, LEAST_SPREAD)
     return found
 
 
@@ -78,6 +87,25 @@ def fit(data: Examples, family: str, fold: NDArray[np.int64], *, bases: Sequence
     if "unseen-gpu" in bases:
         found["unseen-gpu"] = _unseen(data, family, say)
     return replace(fit_once(data, family), score=found, manifest=manifest or {})
+
+
+def fit_families(names: Sequence[str], families: Sequence[str] = FAMILIES, say: Say = print) -> dict[str, Ceiling]:
+    """The ceilings that ship, from the same sources that teach the corrections."""
+    from tilecast.learning.recipes import training_rows
+
+    found = {}
+    for family in families:
+        rows = training_rows(family, names)
+        data = examples(rows, family, rows_per_slice=ROWS_PER_SLICE)
+        counts = dict(zip(*(values.tolist() for values in np.unique(data.gpu, return_counts=True)), strict=True))
+        say(f"{family}: ceiling from {len(data.target):,} rows on {len(counts)} GPUs")
+        facts = {
+            "date": date.today().isoformat(), "tilecast": tilecast.__version__, "catalogue": hardware.catalogue_hash(), "seed": SEED,
+            "rows_per_gpu": counts, "sources": sorted(set(rows["source"].cast(str).to_list())), "settings": [TREES, DEPTH, RATE, BINS],
+            "trained_on": "all usable rows, capped per slice; quantiles are calibrated on rows held out of the fit",
+        }  # fmt: skip
+        found[family] = fit(data, family, folds_by(data.shape), say=say, manifest=facts)
+    return found
 
 
 def _unseen(data: Examples, family: str, say: Say) -> Floats:

@@ -22,7 +22,9 @@ from tilecast.learning.trees import Grove, Trees, grove
 
 SCHEMA = "tilecast.ceiling/1"
 BASES = ("interpolated", "unseen-gpu")
+PARTS = ("feature", "threshold", "leaf", "scale")  # of a Grove
 LEAST_SPREAD = 0.01  # log: rows are not known better than this
+WORK = ("dtype", "kv_dtype", "moe_pass", "distribution", "causal")  # names of what is asked for; never of the kernel or engine that does it
 QUANTILES = tuple(round(0.01 * step, 2) for step in range(1, 100))  # of efficiency
 
 Floats = NDArray[np.float64]
@@ -34,6 +36,7 @@ class Ceiling:
 
     family: str
     gpus: tuple[str, ...]
+    words: Mapping[str, list[str]]  # name of the work -> its values among the rows
     level: Floats  # (G + 1, groups): each GPU's own, and last that of a GPU nobody measured
     location: Trees
     spread: Trees
@@ -51,9 +54,15 @@ class Ceiling:
 
     def centre(self, asked: Launches, gpu: str) -> tuple[Floats, Floats]:
         place = self.gpus.index(gpu) if gpu in self.gpus else len(self.gpus)
-        numbers = np.ascontiguousarray(asked.numbers[:, : len(COMMON)])
+        flags = [float(asked.names.get(name) == value) for name, values in self.words.items() for value in values]
+        numbers = with_flags(asked.numbers, np.broadcast_to(np.array(flags, np.float32), (len(asked.numbers), len(flags))))
         centre = self.level[place, asked.group] + self.location.predict(numbers)
         return centre, np.maximum(self.spread.predict(numbers), LEAST_SPREAD)
+
+
+def with_flags(numbers: NDArray[np.float32], flags: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What a ceiling looks at: the shares of the analytic time, and which work it is."""
+    return np.concatenate([numbers[:, : len(COMMON)], flags], axis=1)
 
 
 def check_quantile(quantile: float) -> None:
@@ -74,9 +83,9 @@ def write(ceilings: Mapping[str, Ceiling], folder: Path) -> Path:
         sets |= {f"{family} location": one.location, f"{family} spread": one.spread}
         arrays |= {f"{family}.level": one.level.astype(np.float32)}
         arrays |= {f"{family}.score.{basis}": np.asarray(values, np.float32) for basis, values in one.score.items()}
-        families[family] = {"gpus": list(one.gpus), "bases": list(one.score)}
+        families[family] = {"gpus": list(one.gpus), "bases": list(one.score), "words": dict(one.words)}
     packed = grove(sets)
-    arrays |= {f"trees.{part}": getattr(packed, part) for part in ("feature", "threshold", "leaf", "scale")}
+    arrays |= {f"trees.{part}": getattr(packed, part) for part in PARTS}
     index = {"schema": SCHEMA, "families": families, "where": {name: list(rows) for name, rows in packed.where.items()}}
     path = path_of(folder)
     tensors.write(path, arrays, {"index": json.dumps(index, sort_keys=True)})
@@ -94,11 +103,11 @@ def read(path: Path) -> dict[str, Ceiling]:
         index = json.loads(metadata["index"])
         if index["schema"] != SCHEMA:
             raise ValueError(f"schema {index['schema']}")
-        packed = Grove(*(arrays[f"trees.{part}"] for part in ("feature", "threshold", "leaf", "scale")), index["where"])
+        packed = Grove(**{part: arrays[f"trees.{part}"] for part in PARTS}, where=index["where"])
         manifest = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         return {
             family: Ceiling(
-                family, tuple(facts["gpus"]), arrays[f"{family}.level"].astype(np.float64).reshape(-1, len(GROUPS)),
+                family, tuple(facts["gpus"]), facts["words"], arrays[f"{family}.level"].astype(np.float64).reshape(-1, len(GROUPS)),
                 packed.trees(f"{family} location"), packed.trees(f"{family} spread"),
                 {basis: arrays[f"{family}.score.{basis}"].astype(np.float64) for basis in facts["bases"]}, manifest[family],
             )

@@ -22,6 +22,7 @@ from tilecast.learning.trees import Grove, Trees, forest, grove
 SCHEMA = "tilecast.ranking/1"
 SHARED = "shared"
 BASES = ("interpolated", "unseen-gpu")
+PARTS = ("feature", "threshold", "leaf", "scale")  # of a Grove
 NONE = np.zeros(0, np.float32)
 
 
@@ -49,7 +50,7 @@ class Ranking:
 
     def log_gain(self, numbers: NDArray[np.float32], gpu: str) -> NDArray[np.float64]:
         """log(time of the default / time of the best), given what the default asks of the machine; never below 0."""
-        return np.maximum(_summed(self.gain, numbers, gpu), 0.0)
+        return np.asarray(np.maximum(_summed(self.gain, numbers, gpu), 0.0))
 
 
 def _summed(sets: Grove, numbers: NDArray[np.float32], gpu: str) -> Any:
@@ -68,7 +69,7 @@ def path_of(kernel: str, folder: Path = FOLDER) -> Path:
 def write(ranking: Ranking, folder: Path) -> Path:
     arrays: dict[str, np.ndarray] = {}
     for name, sets in (("chance", ranking.chance), ("gain", ranking.gain)):
-        arrays |= {f"{name}.{part}": getattr(sets, part) for part in ("feature", "threshold", "leaf", "scale")}
+        arrays |= {f"{name}.{part}": getattr(sets, part) for part in PARTS}
     index = {
         "schema": SCHEMA, "kernel": ranking.kernel, "features": list(ranking.features), "width": dict(ranking.width),
         "where": {name: {key: list(rows) for key, rows in sets.where.items()} for name, sets in
@@ -90,8 +91,7 @@ def read(path: Path) -> Ranking:
         if index["schema"] != SCHEMA:
             raise ValueError(f"schema {index['schema']}")
         sets = {
-            name: Grove(*(arrays[f"{name}.{part}"] for part in ("feature", "threshold", "leaf", "scale")), index["where"][name])
-            for name in ("chance", "gain")
+            name: Grove(**{part: arrays[f"{name}.{part}"] for part in PARTS}, where=index["where"][name]) for name in ("chance", "gain")
         }
         manifest = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         return Ranking(index["kernel"], tuple(index["features"]), sets["chance"], sets["gain"], index["width"], manifest)

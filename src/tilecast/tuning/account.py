@@ -4,6 +4,7 @@ Everything a ranking may look at is a ratio or a small count, so that what was l
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,8 @@ def account(kernel: Moe, gpu: GpuSpec, space: Space) -> Account:
     """Every configuration of `space` for one launch of the MoE kernel (one pass of it)."""
     held = quantisation(kernel.dtype)
     problem = problem_of(kernel)
-    found = priced(replace(kernel, **space.columns()), gpu, WARM)
+    configured: dict[str, Any] = dict(space.columns())
+    found = priced(replace(kernel, **configured), gpu, WARM)
     block_m, block_n, block_k = (values.astype(np.float64) for values in (space.block_m, space.block_n, space.block_k))
     heights, of_height = np.unique(block_m, return_inverse=True)
     load = rank_load(problem, heights[None, :])
@@ -99,7 +101,8 @@ def account(kernel: Moe, gpu: GpuSpec, space: Space) -> Account:
         np.log(analytic_s / best_s), np.log(analytic_s / best_of_height),
         np.log2(np.maximum(group, 1.0)), experts_in_group, np.log(wave_bytes / cache_bytes(gpu)), np.log(np.maximum(traffic / least, 1.0)),
         np.log2(problem.num_tokens[0, 0]), np.log2(problem.num_experts[0, 0]), problem.topk[0, 0], np.log2(depth), np.log2(width),
-        np.log((flop / gpu.highest_matrix_rate(held.compute.name)) / (least / gpu.dram_bytes_per_s)), np.log(weight_bytes / cache_bytes(gpu)),
+        np.log((flop / gpu.highest_matrix_rate(held.compute.name)) / (least / gpu.dram_bytes_per_s)),
+        np.log(weight_bytes / cache_bytes(gpu)),
     )  # fmt: skip
     numbers = np.empty((len(FEATURES), len(space)), np.float32)
     for row, values in enumerate(columns):

@@ -69,7 +69,7 @@ def _text(table: Mapping[str, object]) -> str:
 def check_folder(text: str) -> Path:
     """A folder that files can be written below, refused now if they could not be later."""
     folder = Path(text)
-    existing = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path("."))
+    existing = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path())
     if not existing.is_dir():
         raise InvalidInput(f"-o {text}: {existing} is a file, not a folder")
     if not os.access(existing, os.W_OK):

@@ -25,7 +25,7 @@ from tilecast.tuning.space import CHOICES, PARAMETERS, Space, feasible
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 SHORTLIST = 8
 LEARNED_DTYPES = ("bf16", "fp16")
-MOST_APART = 0.45  # log of the ratio of ridge points: H200 is 0.36 from H800, H20 is 2.1
+MOST_APART = 0.45  # log of the ratio of ridge points: H200 is 0.36 from H800, H20 is about 2
 BLOCK = 128  # a side of a block with one scale
 
 Config = Mapping[str, int]
@@ -240,7 +240,7 @@ def _two_passes(passes: Sequence[Ranked], weight: NDArray[np.float64], space: Sp
 
 def shortlist_of(logit: NDArray[np.float64], space: Space, size: int, *, distinct: bool, first: int | None = None) -> list[int]:
     """The likeliest configurations, best first. `distinct`: no two that differ in the group alone, so that a wrong tile costs one place."""
-    order = np.argsort(-logit, kind="stable").tolist()
+    order: list[int] = np.argsort(-logit, kind="stable").tolist()
     if first is not None:
         order.remove(first)
         order.insert(0, first)

@@ -181,12 +181,14 @@ def gain_errors(of: Study, folds: Sequence[Fold]) -> NDArray[np.float64]:
     """log(measured gain / predicted gain) of the problems that were left out."""
     errors = []
     for fold in folds:
-        for place in fold.asked[np.isfinite(of.gains[fold.asked])]:
-            errors.append(of.gains[place] - fold.ranking.log_gain(of.defaults[place : place + 1], of.problems[place].gpu)[0])
+        errors += [
+            of.gains[place] - fold.ranking.log_gain(of.defaults[place : place + 1], of.problems[place].gpu)[0]
+            for place in fold.asked[np.isfinite(of.gains[fold.asked])]
+        ]
     return np.array(errors)
 
 
-def fit(problems: Sequence[Searched], settings: Settings | None = None, say: Say = print, *, num_folds: int = 4) -> Ranking:
+def fit(problems: Sequence[Searched], settings: Settings | None = None, say: Say = print, *, num_folds: int = 8) -> Ranking:
     """The ranking from all problems, with intervals of the gain from held-out ones."""
     settings = settings or Settings()
     of = study(problems)

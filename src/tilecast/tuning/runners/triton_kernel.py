@@ -5,8 +5,10 @@ of them with its expert's weights, and programs are ordered in groups of GROUP_S
 the CPU, for its results only: times are then those of the interpreter and are refused.
 """
 
+import json
 import os
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -18,57 +20,16 @@ WARM_UPS, REPEATS = 3, 10
 FLUSH_BYTES = 256 << 20  # written between launches, so that none finds its weights in L2
 
 
-def _libraries() -> tuple[Any, Any, Any]:
+def _libraries() -> tuple[Any, Any]:
     try:
-        import torch
-        import triton
-        import triton.language as tl
+        return import_module("torch"), import_module("triton")
     except ImportError as problem:
         raise MissingExtra(f"measuring needs PyTorch and Triton ({problem}): pip install torch triton") from None
-    return torch, triton, tl
 
 
 def grouped_kernel() -> Any:
-    """The Triton kernel; made when it is asked for, because Triton is not always here."""
-    _, triton, tl = _libraries()
-    # Triton looks the language up among the globals of the function it compiles.
-    globals()["tl"] = tl
-
-    @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-    def grouped(
-        tokens, weights, output, sorted_rows, tile_experts, num_rows, N, K, topk,
-        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    ):  # fmt: skip
-        program = tl.program_id(0)
-        tiles_m = tl.num_programs(0) // tl.cdiv(N, BLOCK_N)
-        tiles_n = tl.cdiv(N, BLOCK_N)
-        in_group = GROUP_M * tiles_n
-        group = program // in_group
-        first = group * GROUP_M
-        height = tl.minimum(tiles_m - first, GROUP_M)
-        tile_m = first + (program % in_group) % height
-        tile_n = (program % in_group) // height
-        rows = tl.load(sorted_rows + tile_m * BLOCK_M + tl.arange(0, BLOCK_M))
-        is_row = rows < num_rows
-        columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-        expert = tl.load(tile_experts + tile_m)
-        depth = tl.arange(0, BLOCK_K)
-        total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-        for start in range(0, K, BLOCK_K):
-            in_depth = start + depth < K
-            left = tl.load(
-                tokens + (rows // topk)[:, None] * K + (start + depth)[None, :], mask=is_row[:, None] & in_depth[None, :], other=0.0
-            )
-            right = tl.load(
-                weights + expert * N * K + columns[None, :] * K + (start + depth)[:, None],
-                mask=in_depth[:, None] & (columns < N)[None, :], other=0.0,
-            )  # fmt: skip
-            total += tl.dot(left, right)
-        tl.store(
-            output + rows[:, None] * N + columns[None, :], total.to(output.dtype.element_ty), mask=is_row[:, None] & (columns < N)[None, :]
-        )
-
-    return grouped
+    """The Triton kernel; imported when it is asked for, because Triton is not always here."""
+    return import_module("tilecast.tuning.runners.grouped").grouped
 
 
 def sorted_by_expert(loads: np.ndarray, block_m: int) -> tuple[np.ndarray, np.ndarray]:
@@ -92,7 +53,7 @@ class TritonRunner:
     """Median of several launches between two events, weights not in L2."""
 
     def __init__(self) -> None:
-        self._torch, self._triton, _ = _libraries()
+        self._torch, self._triton = _libraries()
         if os.environ.get("TRITON_INTERPRET") == "1":
             raise InvalidInput("TRITON_INTERPRET=1 runs kernels on the CPU: their times say nothing of a GPU")
         if not self._torch.cuda.is_available():
@@ -151,8 +112,6 @@ def launcher(torch: Any, triton: Any, kernel: Any, launch: Moe, config: Mapping[
 
 def loads_of(launch: Moe) -> np.ndarray:
     """Tokens of each expert on the rank, as the distribution has them."""
-    import json
-
     problem = problem_of(launch)
     experts, ep = int(problem.num_experts[0, 0]), int(problem.ep[0, 0])
     if str(launch.distribution).startswith("["):
