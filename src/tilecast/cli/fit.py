@@ -1,6 +1,7 @@
 """`tilecast fit [FAMILY...]`: learn the corrections from measured rows, from scratch (extra `train`)."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from tilecast.errors import InvalidInput, UnknownName
 from tilecast.learning.features import SIZES
 from tilecast.learning.manifests import FOLDER
 from tilecast.report import Grid, Report, versions
+
+Say = Callable[[str], None]
+OTHERS = ("ceiling", "moe-tuning")
 
 
 @click.command(name="fit")
@@ -29,13 +33,18 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
     require_data_extra()
     from tilecast.learning.recipes import fit_family
 
-    unknown = next((family for family in families if family not in SIZES), None)
+    unknown = next((family for family in families if family not in (*SIZES, *OTHERS)), None)
     if unknown is not None:
-        raise UnknownName.among("learnable family", unknown, SIZES)
+        raise UnknownName.among("learnable family", unknown, (*SIZES, *OTHERS))
     target = Path(folder) if folder else FOLDER
     if folder and not target.is_dir():
         raise InvalidInput(f"--out {folder!r} is no folder")
     started = time.monotonic()
+    for name in (name for name in families if name in OTHERS):
+        _fit_other(name, names, target, partial(_progress, started))
+    if families and not any(family in SIZES for family in families):
+        return
+    families = tuple(family for family in families if family in SIZES)
     rows = []
     for family in families or tuple(SIZES):
         correction, path = fit_family(family, names, target, quick=quick, say=partial(_progress, started))
@@ -59,6 +68,22 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
         ),
         **output,
     )
+
+
+def _fit_other(name: str, names: tuple[str, ...], target: Path, say: Say) -> None:
+    """What is learned beside the corrections: ceilings of efficiency, and the ranking of MoE configurations."""
+    if name == "ceiling":
+        from tilecast.learning.ceiling_training import fit_families
+        from tilecast.learning.ceilings import write as write_ceilings
+
+        path = write_ceilings(fit_families(names, say=say), target)
+    else:
+        from tilecast.learning.ranking import write as write_ranking
+        from tilecast.tuning.searches import searches
+        from tilecast.tuning.training import fit
+
+        path = write_ranking(fit(searches(), say=say), target)
+    say(f"wrote {path}")
 
 
 def _mean(scores: dict[str, float]) -> str:

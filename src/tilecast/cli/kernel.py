@@ -62,6 +62,8 @@ def family_command(kernel: Any) -> click.Command:
         click.Option(["--profile"], metavar="FILE", help="What `tilecast calibrate` made of measurements on this GPU."),
         click.Option(["--explain"], is_flag=True, help="Walk through the stages with numbers."),
         click.Option(["--why"], is_flag=True, help="What would make it 20 % faster."),
+        click.Option(["--ceiling"], is_flag=True, help="What well-made kernels reach for such work, and what the gap is made of."),
+        click.Option(["--measured"], metavar="TIME", help="With --ceiling: a measured time to place, e.g. 293us."),
         click.Option(["--sweep"], metavar="NAME=FROM:TO:STEP", help="A curve over one size, e.g. m=1:8192:x2 or m=64:4096:64."),
         click.Option(["--plot", "plot_path"], metavar="FILE", help="Draw the sweep: .png, .svg, .pdf or .html (extra viz)."),
         click.Option(["--set", "assignments"], metavar="FACT=VALUE", multiple=True, help="What if: change a fact of the GPU (repeatable)."),
@@ -77,7 +79,8 @@ def _callback(kernel: Any) -> Any:
     def run(ctx: click.Context, /, **given: Any) -> None:
         output = {name: given.pop(name) for name in ("as_json", "as_csv", "as_python")}
         asked = {
-            name: given.pop(name) for name in ("gpu", "timer", "cache", "profile", "explain", "why", "sweep", "plot_path", "assignments")
+            name: given.pop(name)
+            for name in ("gpu", "timer", "cache", "profile", "explain", "why", "ceiling", "measured", "sweep", "plot_path", "assignments")
         }
         parameters = {name: parsed(name, text) for name, text in given.items() if text is not None}
         if note := hardware.resolution_note(asked["gpu"]):
@@ -124,6 +127,14 @@ def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]
     if asked["why"]:
         grids.append(_levers(kernel, parameters, asked, timing, prediction))
     payload = record(prediction, parameters, shown)
+    if asked.get("ceiling"):
+        from tilecast.cli.ceiling import ceiling_part
+
+        more, facts = ceiling_part(prediction, asked["measured"])
+        grids, payload = [*grids, *more], payload | facts
+        line += " --ceiling" + (f" --measured {asked['measured']}" if asked["measured"] else "")
+    elif asked.get("measured"):
+        raise InvalidInput(f"--measured {asked['measured']} goes with --ceiling")
     return Report(answer=_answer(prediction, parameters), grids=grids, payload=payload, records=[payload], python=python, command=line)
 
 

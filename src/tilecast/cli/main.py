@@ -17,6 +17,7 @@ COMMANDS = {
     "support": "Which data the kernels of a model rest on, on a GPU.",
     "kernel": "How long one kernel takes on a GPU, what binds it, and why.",
     "kernels": "The same for every row of a CSV or parquet file.",
+    "tune": "Launch configurations of MoE and FP8 GEMM kernels by prediction, as files that engines load.",
     "calibrate": "A profile of a GPU from a few measured kernels, or from one run.",
     "trust": "How accurate predictions of one family on one GPU have been.",
     "fit": "Learn the corrections from measured data (extra train).",

@@ -112,11 +112,11 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
         busy["l2"] = busiest * (tasks.l2_bytes / l2_per_s)
     else:  # few tasks cannot draw all of DRAM's bandwidth; where L2 traffic is counted per task it says so itself
         dram_per_s = minimum(dram_per_s, minimum(tasks.num_tasks, gpu.num_sms) * l2_per_s)
-    pipelines_s = _smooth_maximum(list(busy.values()))
+    pipelines_s = smooth_maximum(list(busy.values()))
     busy["dram"] = tasks.dram_bytes / dram_per_s
 
     exposed_s = busiest * (tasks.exposed_clocks / (boost_hz * slowdown)) if _used(tasks.exposed_clocks) else 0.0
-    running = _smooth_maximum([pipelines_s + rounds * using.fill_s + (using.drain_s + exposed_s), busy["dram"]])
+    running = smooth_maximum([pipelines_s + rounds * using.fill_s + (using.drain_s + exposed_s), busy["dram"]])
     launch_s = rates.launch_s + (using.host_event_s if protocol.timer == "event" else 0.0)
     bound_s = _bound(tasks, gpu, rates)
     time_s = maximum(running + (tasks.fixed_s + launch_s), bound_s)
@@ -314,7 +314,7 @@ def _bound(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> Numbers:
 # ---- smooth choices ------------------------------------------------------------------------------------------------
 
 
-def _smooth_maximum(parts: list[Numbers]) -> Any:
+def smooth_maximum(parts: list[Numbers]) -> Any:
     """The fourth root of the sum of fourth powers: the maximum when one part dominates, 19 % above it when two are equal.
 
     Pipelines overlap well but compete for issue slots and memory; squares and square roots keep it cheap.

@@ -115,7 +115,7 @@ class Moe:
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         held = quantisation(self.dtype)
-        problem = _problem(self)
+        problem = problem_of(self)
         how = _implementation(self.identity, gpu)
         tile = _tiles(self, how, gpu, held, len(problem.num_tokens))
         return _task_set(problem, tile, how, held, gpu, protocol)
@@ -143,7 +143,7 @@ class Problem:
     gate: Floats  # 2 where w13 holds gate and up, else 1
 
 
-def _problem(asked: Moe) -> Problem:
+def problem_of(asked: Moe) -> Problem:
     texts = {"distribution": _texts(asked.distribution, "distribution"), "moe_pass": _texts(asked.moe_pass, "moe_pass")}
     gated = np.atleast_1d(np.asarray(asked.gated)).astype(bool)
     names = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep")
@@ -352,6 +352,15 @@ def power_law_loads(tokens: Floats, num_experts: int, topk: Floats, exponent: fl
     else:
         weight = ((high**power - low**power) * quantile + low**power) ** (1.0 / power)
     return _whole(_capped(weight, pairs, tokens[:, None]), pairs, tokens[:, None])
+
+
+def loads_like(weights: Floats, num_tokens: int, topk: int) -> Floats:
+    """Tokens per expert (E,) when experts are chosen in proportion to `weights`: whole numbers, none above `num_tokens`."""
+    order = np.argsort(-weights, kind="stable")
+    total, cap = np.array([[float(num_tokens * topk)]]), np.array([[float(num_tokens)]])
+    loads = np.empty(len(weights))
+    loads[order] = _whole(_capped(np.maximum(weights[order], 1e-12)[None, :], total, cap), total, cap)[0]
+    return loads
 
 
 def _capped(weight: Floats, total: Floats, cap: Floats) -> Floats:

@@ -24,19 +24,26 @@ def boost(
     rate: float,
     bins: int,
     loss: str = "MAE",
+    *,
+    base: NDArray[np.float64] | None = None,
+    threads: int = 2,
 ) -> Trees:
-    """Trees that sum to `target`, given `columns`: the median of it with "MAE", the mean with "RMSE"."""
+    """Trees that sum to `target`, given `columns`: the median of it with "MAE", the mean with "RMSE".
+
+    With "Logloss" the target is 0 or 1 and the sum is the logit of 1; `base` is what other trees say of it already.
+    """
     try:
-        from catboost import CatBoostRegressor, Pool
+        from catboost import CatBoostClassifier, CatBoostRegressor, Pool
     except ImportError:
         raise MissingExtra.of("train", "fitting") from None
     if np.ptp(target) < SMALLEST_SPREAD:
         return empty()
-    model = CatBoostRegressor(
+    kind = CatBoostClassifier if loss == "Logloss" else CatBoostRegressor
+    model = kind(
         iterations=trees, depth=depth, learning_rate=rate, loss_function=loss, border_count=bins, l2_leaf_reg=5.0,
-        random_seed=SEED, verbose=0, allow_writing_files=False, thread_count=2,
+        random_seed=SEED, verbose=0, allow_writing_files=False, thread_count=threads,
     )  # fmt: skip
-    model.fit(Pool(columns, target, weight=weight))
+    model.fit(Pool(columns, target, weight=weight, baseline=base))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"
         model.save_model(str(path), format="json")

@@ -130,14 +130,22 @@ def grove(sets: Mapping[str, Trees]) -> Grove:
     kept = {name: trees for name, trees in sets.items() if len(trees.feature)}
     if not kept:
         return Grove(np.zeros((0, 1), np.uint8), np.zeros((0, 1), np.float32), np.zeros((0, 2), np.int8), np.zeros(0, np.float32), {})
-    feature, threshold, leaf = (
-        np.concatenate([getattr(trees, part) for trees in kept.values()]) for part in ("feature", "threshold", "leaf")
-    )
+    deepest = max(trees.feature.shape[1] for trees in kept.values())
+    deep = [_deepened(trees, deepest) for trees in kept.values()]
+    feature, threshold, leaf = (np.concatenate([getattr(trees, part) for trees in deep]) for part in ("feature", "threshold", "leaf"))
     assert feature.max() < 256, "a feature's number must fit a byte"
     scale = (np.maximum(np.abs(leaf).max(axis=1), SMALLEST_LEAF) / 127).astype(np.float32)
     ends = np.cumsum([len(trees.feature) for trees in kept.values()]).tolist()
     where = {name: (end - len(trees.feature), end) for (name, trees), end in zip(kept.items(), ends, strict=True)}
     return Grove(feature.astype(np.uint8), threshold, np.rint(leaf / scale[:, None]).astype(np.int8), scale, where)
+
+
+def _deepened(trees: Trees, depth: int) -> Trees:
+    """The same trees with more questions, which nobody passes."""
+    more = depth - trees.feature.shape[1]
+    feature = np.pad(trees.feature, ((0, 0), (0, more)))
+    threshold = np.pad(trees.threshold, ((0, 0), (0, more)), constant_values=np.inf)
+    return Trees(feature, threshold, np.pad(trees.leaf, ((0, 0), (0, (1 << depth) - trees.leaf.shape[1]))))
 
 
 def empty() -> Trees:

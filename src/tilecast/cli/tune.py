@@ -1,0 +1,334 @@
+"""`tilecast tune`: configurations of tunable kernels by prediction, in the files engines load; and why one wins."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from tilecast import hardware, units
+from tilecast.cli.output import command_line, emit, output_options, overrides_from, say, set_option
+from tilecast.errors import InvalidInput, MissingData, UnknownName
+from tilecast.hardware import GpuSpec
+from tilecast.report import Grid, Report, versions
+from tilecast.tuning.defaults import ENGINES
+from tilecast.tuning.engine_files import check_folder, contents, file_dtype, write
+from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Tuned, gemm_layer, ranked, shipped_ranking, space_for, tune
+from tilecast.tuning.space import CHOICES, PARAMETERS, space_of
+
+RUNNERS_UP = 3
+
+
+@click.group(name="tune")
+def command() -> None:
+    """Choose launch configurations by predicted time; write what vLLM and SGLang load."""
+
+
+def search_options(function: Any) -> Any:
+    for option in (
+        click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file."),
+        click.option("--engine", default="sglang", show_default=True, help=f"Whose files and default: {', '.join(ENGINES)}."),
+        click.option("--tokens", metavar="1,2,...", help="Token counts, the keys of the file [default: the engines' own 18]."),
+        click.option(
+            "--only", "limits", metavar="NAME=V,V", multiple=True, help="Limit the space, e.g. --only block_n=64,128 (repeatable)."
+        ),
+        set_option,
+        output_options,
+    ):
+        function = option(function)
+    return function
+
+
+def file_options(function: Any) -> Any:
+    for option in (
+        click.option("-o", "--out", "folder", metavar="DIR", help="Write the engine's file below this folder."),
+        click.option("--triton-version", help="SGLang keeps a folder for each; vLLM may note it in the file."),
+        click.option("--shortlist", default=SHORTLIST, show_default=True, help="How many configurations are worth measuring."),
+        click.option("--measure", metavar="triton|FILE.csv", help="Time the shortlist: on the GPU that is here, or from recorded times."),
+    ):
+        function = option(function)
+    return function
+
+
+def model_options(function: Any) -> Any:
+    for option in (
+        click.option("--model", help="A bundled Hugging Face id, a config.json, or its folder."),
+        click.option("--tp", default=1, show_default=True, help="GPUs that share the layer."),
+        click.option("--ep", default=1, show_default=True, help="Of these, groups that experts are dealt to whole."),
+        click.option("--dtype", help="Of weights and activations [default: the model's]."),
+        click.option("--histogram", metavar="FILE", help="JSON list: how often each expert is chosen [default: all equally]."),
+    ):
+        function = option(function)
+    return function
+
+
+@command.command(name="moe")
+@model_options
+@file_options
+@search_options
+def moe(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None, **asked: Any) -> None:
+    """The fused MoE kernel of a model."""
+    layer = layer_of(model, tp, ep, dtype, histogram)
+    _run(layer, asked, command_line("tune", "moe", model=model, tp=tp, ep=ep, dtype=dtype, histogram=histogram, **_shown(asked)))
+
+
+@command.command(name="gemm")
+@click.option("--n", required=True, type=int, help="Columns of the output.")
+@click.option("--k", required=True, type=int, help="Length of the sum.")
+@file_options
+@search_options
+def gemm(n: int, k: int, **asked: Any) -> None:
+    """A block-scaled FP8 GEMM."""
+    _run(gemm_layer(n, k), asked, command_line("tune", "gemm", n=n, k=k, **_shown(asked)))
+
+
+@command.command(name="explain")
+@model_options
+@click.option("--config", "configs", metavar="M,N,K,GROUP,WARPS,STAGES", multiple=True, help="One more to compare (repeatable).")
+@search_options
+def explain(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None, configs: tuple[str, ...], **asked: Any) -> None:
+    """Why one configuration wins: waves, padding and traffic beside the default and the runners-up."""
+    output = {name: asked.pop(name) for name in ("as_json", "as_csv", "as_python")}
+    layer = layer_of(model, tp, ep, dtype, histogram)
+    counts = token_counts(asked["tokens"] or "64")
+    if len(counts) != 1:
+        raise InvalidInput(f"--tokens {asked['tokens']!r}: explain looks at one number of tokens")
+    line = command_line("tune", "explain", model=model, tp=tp, ep=ep, dtype=dtype, histogram=histogram, config=configs, **_shown(asked))
+    emit(_explained(layer, _gpu(asked), asked["engine"], counts[0], configs, limited(asked["limits"]), line), **output)
+
+
+# ---- what is asked ---------------------------------------------------------------------------------------------------------------------
+
+
+def layer_of(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None) -> Layer:
+    """The experts of a model, as one rank holds them."""
+    from tilecast.workloads.model import Experts, model_config
+    from tilecast.workloads.parallelism import sharded
+
+    if not model:
+        raise InvalidInput("--model must be given: a bundled Hugging Face id, a config.json, or its folder")
+    config = model_config(model)
+    experts = next((layer.mlp for layer in config.layers if isinstance(layer.mlp, Experts)), None)
+    if experts is None:
+        raise InvalidInput(f"{config.name} has no experts: there is no MoE kernel to tune")
+    shard = sharded(config, tp, ep=ep)
+    held = dtype or config.precision.experts or config.dtype
+    file_dtype(held)
+    return Layer(
+        kernel="moe", num_experts=experts.num_experts, topk=experts.topk, hidden_size=config.hidden_size, inter_size=experts.width,
+        tp=shard.expert_tp, ep=ep, dtype=held, histogram=histogram_of(histogram),
+    )  # fmt: skip
+
+
+def histogram_of(file: str | None) -> tuple[float, ...] | None:
+    if file is None:
+        return None
+    path = Path(file)
+    if not path.is_file():
+        raise MissingData(f"no file {path}")
+    try:
+        values = np.array(json.loads(path.read_text(encoding="utf-8")), dtype=np.float64)
+    except (ValueError, TypeError, UnicodeDecodeError):
+        values = np.empty(0)
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
+        raise InvalidInput(f"--histogram {file} must hold a JSON list of numbers, one for each expert, none below 0")
+    return tuple(values.tolist())
+
+
+def token_counts(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return TOKENS
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        counts = ()
+    if not counts or min(counts) < 1 or len(set(counts)) != len(counts):
+        raise InvalidInput(f"--tokens {text!r} must be different whole numbers of at least 1, such as 1,16,256")
+    return counts
+
+
+def limited(limits: Sequence[str]) -> Mapping[str, Sequence[int]]:
+    """The choices of the space, some of them limited: ("block_n=64,128",)."""
+    choices: dict[str, Sequence[int]] = dict(CHOICES)
+    for limit in limits:
+        name, _, values = limit.partition("=")
+        if name not in choices:
+            raise UnknownName.among("parameter", name, CHOICES)
+        try:
+            choices[name] = [int(value) for value in values.split(",")]
+        except ValueError:
+            choices[name] = []
+        if not choices[name] or any(value < 1 or (value & (value - 1) and name != "num_stages") for value in choices[name]):
+            raise InvalidInput(f"--only {limit!r} must read NAME=VALUE,VALUE with powers of two, e.g. block_n=64,128")
+    return choices
+
+
+def _gpu(asked: Mapping[str, Any]) -> GpuSpec:
+    if note := hardware.resolution_note(asked["gpu"]):
+        say(note)
+    return hardware.gpu(asked["gpu"], overrides_from(asked["assignments"]))
+
+
+def _shown(asked: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"folder": "out", "limits": "only", "assignments": "set"}
+    hidden = ("as_json", "as_csv", "as_python")
+    return {names.get(name, name): value for name, value in asked.items() if name not in hidden and value not in (None, ())}
+
+
+# ---- what is said ----------------------------------------------------------------------------------------------------------------------
+
+
+def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
+    output = {name: asked.pop(name) for name in ("as_json", "as_csv", "as_python")}
+    folder = check_folder(asked["folder"]) if asked["folder"] else None
+    gpu = _gpu(asked)
+    timer = None
+    if asked["measure"]:
+        from tilecast.tuning.runners.base import runner_for
+
+        timer = runner_for(asked["measure"]).time_s
+    started = time.perf_counter()
+    tuned = tune(
+        layer, gpu, engine=asked["engine"], tokens=token_counts(asked["tokens"]), shortlist=asked["shortlist"],
+        choices=limited(asked["limits"]), time_s=timer,
+    )  # fmt: skip
+    spent_s = time.perf_counter() - started
+    files = contents(tuned, asked["triton_version"])
+    report = tuned_report(tuned, spent_s, line, [str(path) for path in write(folder, files)] if folder else [], files)
+    emit(report, **output)
+
+
+def tuned_report(tuned: Tuned, spent_s: float, line: str, written: Sequence[str], files: Mapping[str, str]) -> Report:
+    records = [record(choice) for choice in tuned.choices]
+    rows = [
+        (str(choice.num_tokens), words(choice.config), words(choice.down_config) if choice.down_config else "-", words(choice.default),
+         _gain_words(choice))
+        for choice in tuned.choices
+    ]  # fmt: skip
+    gains = [choice.gain.median for choice in tuned.choices if choice.gain is not None]
+    expected = f"expected {np.mean(gains):.2f}x over {tuned.engine}'s default on average" if gains else "the default does not fit this GPU"
+    where = f"; wrote {', '.join(written)}" if written else f"; nothing written: give -o DIR for {', '.join(files)}"
+    layer = tuned.layer
+    return Report(
+        answer=f"Of {len(tuned.space):,} configurations for {tuned.gpu.label}, the best for each of {len(rows)} token counts: "
+               f"{expected}{where}.",
+        grids=[Grid(
+            title="BLOCK_M x BLOCK_N x BLOCK_K, group, warps, stages",
+            columns=("tokens", "choice", "second pass", "default", "speed-up (80 %)"), rows=rows,
+            right=frozenset({"tokens", "speed-up (80 %)"}), spare=("second pass", "default"),
+        )],
+        closing=f"Priced {tuned.num_priced:,} configurations in {spent_s:.2f} s.",
+        payload={
+            "schema": "tilecast.tune/1", "kernel": layer.kernel, "gpu": tuned.gpu.id, "engine": tuned.engine, "choices": records,
+            "files": list(files), "written": list(written), "num_configurations": len(tuned.space), "num_priced": tuned.num_priced,
+            "inputs": {"num_experts": layer.num_experts, "topk": layer.topk, "hidden_size": layer.hidden_size,
+                       "inter_size": layer.inter_size, "tp": layer.tp, "ep": layer.ep, "dtype": layer.dtype},
+            "versions": versions(),
+        },
+        records=[flat(choice) for choice in tuned.choices],
+        python="from tilecast import hardware\nfrom tilecast.tuning.search import Layer, tune\n"
+               f"tune({layer!r}, hardware.gpu({tuned.gpu.id!r}), engine={tuned.engine!r})",
+        command=line,
+    )  # fmt: skip
+
+
+def record(choice: Choice) -> dict[str, Any]:
+    return {
+        "num_tokens": choice.num_tokens, "config": dict(choice.config),
+        "down_config": dict(choice.down_config) if choice.down_config else None, "default": dict(choice.default),
+        "speedup": choice.gain.told() if choice.gain else None, "analytic_s": choice.predicted_s, "default_analytic_s": choice.default_s,
+        "shortlist": [dict(config) for config in choice.shortlist],
+    }  # fmt: skip
+
+
+def flat(choice: Choice) -> dict[str, Any]:
+    gain = choice.gain.told() if choice.gain else {}
+    return {"num_tokens": choice.num_tokens, **choice.config, **{f"speedup_{name}": value for name, value in gain.items()}}
+
+
+def words(config: Mapping[str, int]) -> str:
+    m, n, k, group, warps, stages = (config[name] for name in PARAMETERS.values())
+    return f"{m}x{n}x{k} g{group} w{warps} s{stages}"
+
+
+def _gain_words(choice: Choice) -> str:
+    gain = choice.gain
+    if gain is None:
+        return "-"
+    return f"{gain.median:.2f}x measured" if gain.basis == "measured" else f"{gain.median:.2f}x ({gain.low:.2f}-{gain.high:.2f})"
+
+
+def _explained(
+    layer: Layer, gpu: GpuSpec, engine: str, num_tokens: int, configs: Sequence[str], choices: Mapping[str, Sequence[int]], line: str
+) -> Report:
+    ranking, space = shipped_ranking(), space_for(layer, gpu, choices)
+    tuned = tune(layer, gpu, engine=engine, tokens=(num_tokens,), shortlist=1 + RUNNERS_UP, choices=choices, ranking=ranking)
+    choice = tuned.choices[0]
+    compared = {"choice": choice.config, "default": choice.default}
+    compared |= {f"runner-up {number}": config for number, config in enumerate(choice.shortlist[1:], start=1)}
+    compared |= {f"given {number}": _config(text) for number, text in enumerate(configs, start=1)}
+    found = ranked(layer.launch(num_tokens, "w13"), gpu, space, ranking)
+    order = np.argsort(np.argsort(-found.logit, kind="stable"), kind="stable")
+    records: list[dict[str, Any]] = []
+    for name, config in compared.items():
+        row = space.find(config)
+        if row is None:
+            if name.startswith("given"):
+                raise InvalidInput(f"--config {words(config)} is not in the space: it does not fit {gpu.id}, or --only left it out")
+            continue
+        one = found.account
+        records.append({
+            "what": name, "config": words(config), "rank": int(order[row]) + 1, "num_tasks": float(one.tasks[row]),
+            "blocks_per_sm": float(one.resident[row]), "waves": float(one.waves[row]), "tail_fraction": float(one.tail[row]),
+            "padding_fraction": float(1 - 1 / one.padding[row]), "l2_bytes": float(one.l2_bytes[row]),
+            "dram_bytes": float(one.dram_bytes[row]), "analytic_s": float(one.analytic_s[row]),
+        })  # fmt: skip
+    columns = ("configuration", "", "rank", "tasks", "blocks/SM", "waves", "tail", "padding", "L2 reads", "DRAM", "analytic")
+    rows = [
+        (entry["config"], entry["what"], str(entry["rank"]), f"{entry['num_tasks']:,.0f}", f"{entry['blocks_per_sm']:.0f}",
+         f"{entry['waves']:.2f}", f"{100 * entry['tail_fraction']:.0f} %", f"{100 * entry['padding_fraction']:.0f} %",
+         units.human("_bytes", entry["l2_bytes"]), units.human("_bytes", entry["dram_bytes"]), units.human("_s", entry["analytic_s"]))
+        for entry in records
+    ]  # fmt: skip
+    return Report(
+        answer=why(records, num_tokens, len(space)),
+        grids=[Grid(title="First pass (w13)", columns=columns, rows=rows, right=frozenset(columns[2:]), spare=("tasks", "rank"))],
+        payload={"schema": "tilecast.tune-explain/1", "gpu": gpu.id, "num_tokens": num_tokens, "configurations": records,
+                 "versions": versions()},
+        records=records,
+        python=f"from tilecast.tuning.account import account\naccount({layer.launch(num_tokens, 'w13')!r}, gpu, space)",
+        command=line,
+    )  # fmt: skip
+
+
+def why(records: Sequence[Mapping[str, Any]], num_tokens: int, num_configs: int) -> str:
+    """The one sentence: which figures of the choice are better than the default's, the largest difference first."""
+    choice = records[0]
+    default = next((entry for entry in records if entry["what"] == "default"), None)
+    start = f"{choice['config']} is likeliest the best of {num_configs:,} for {num_tokens} tokens"
+    if default is None:
+        return f"{start}; the engine's default does not fit this GPU."
+    differences = {
+        f"padding {100 * default['padding_fraction']:.0f} to {100 * choice['padding_fraction']:.0f} %": default["padding_fraction"]
+        - choice["padding_fraction"],
+        f"tail {100 * default['tail_fraction']:.0f} to {100 * choice['tail_fraction']:.0f} %": default["tail_fraction"]
+        - choice["tail_fraction"],
+        f"L2 reads {units.human('_bytes', default['l2_bytes'])} to {units.human('_bytes', choice['l2_bytes'])}": 1
+        - choice["l2_bytes"] / default["l2_bytes"],
+        f"waves {default['waves']:.2f} to {choice['waves']:.2f}": 0.5 * (1 - choice["waves"] / default["waves"]),
+    }
+    better = [text for text, gain in sorted(differences.items(), key=lambda item: -item[1]) if gain > 0.02]
+    if choice["config"] == default["config"]:
+        return f"{start}: it is the engine's own default."
+    return f"{start}: against the default it brings {', '.join(better)}." if better else f"{start}, by what measured searches show alone."
+
+
+def _config(text: str) -> dict[str, int]:
+    try:
+        values = [int(part) for part in text.split(",")]
+        return space_of([dict(zip(PARAMETERS.values(), values, strict=True))]).config(0)
+    except (ValueError, KeyError):
+        raise InvalidInput(f"--config {text!r} must be six whole numbers: BLOCK_M,BLOCK_N,BLOCK_K,GROUP_M,warps,stages") from None

@@ -1,0 +1,1 @@
+"""Where measured times of configurations come from: one file for each way."""

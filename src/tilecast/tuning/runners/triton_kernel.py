@@ -1,0 +1,122 @@
+"""Times the grouped MoE product itself, in Triton, on the GPU that is here.
+
+The kernel does what the engines' fused MoE kernels do: tokens are sorted by expert and padded to whole tiles, a program multiplies one tile
+of them with its expert's weights, and programs are ordered in groups of GROUP_SIZE_M rows of tiles. With TRITON_INTERPRET=1 it runs on
+the CPU, for its results only: times are then those of the interpreter and are refused.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from tilecast.errors import InvalidInput, MissingExtra
+from tilecast.kernels.moe import Moe, problem_of, rank_load
+
+WARM_UPS, REPEATS = 3, 10
+FLUSH_BYTES = 256 << 20  # written between launches, so that none finds its weights in L2
+
+
+def _libraries() -> tuple[Any, Any]:
+    try:
+        return import_module("torch"), import_module("triton")
+    except ImportError as problem:
+        raise MissingExtra(f"measuring needs PyTorch and Triton ({problem}): pip install torch triton") from None
+
+
+def grouped_kernel() -> Any:
+    """The Triton kernel; imported when it is asked for, because Triton is not always here."""
+    return import_module("tilecast.tuning.runners.grouped").grouped
+
+
+def sorted_by_expert(loads: np.ndarray, block_m: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of (token, expert) pairs laid out expert by expert, each padded to whole tiles; and the expert of every tile.
+
+    Row numbers of padding are the number of rows: past the end, so that nobody reads them.
+    """
+    total = int(loads.sum())
+    starts = np.concatenate([[0], np.cumsum(loads)]).astype(np.int64)
+    rows, experts = [], []
+    for expert, load in enumerate(loads.astype(np.int64)):
+        padded = -(-int(load) // block_m) * block_m
+        part = np.full(padded, total, dtype=np.int64)
+        part[:load] = np.arange(starts[expert], starts[expert] + load)
+        rows.append(part)
+        experts += [expert] * (padded // block_m)
+    return np.concatenate(rows) if rows else np.zeros(0, np.int64), np.array(experts, dtype=np.int64)
+
+
+class TritonRunner:
+    """Median of several launches between two events, weights not in L2."""
+
+    def __init__(self) -> None:
+        self._torch, self._triton = _libraries()
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            raise InvalidInput("TRITON_INTERPRET=1 runs kernels on the CPU: their times say nothing of a GPU")
+        if not self._torch.cuda.is_available():
+            raise InvalidInput("--measure triton needs a GPU; none is visible to PyTorch")
+        self._kernel = grouped_kernel()
+
+    def time_s(self, launch: Moe, config: Mapping[str, int]) -> float | None:
+        torch = self._torch
+        run = launcher(torch, self._triton, self._kernel, launch, config, device="cuda")
+        flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+        times = []
+        try:
+            for repeat in range(WARM_UPS + REPEATS):
+                flush.zero_()
+                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                start.record()
+                run()
+                end.record()
+                torch.cuda.synchronize()
+                if repeat >= WARM_UPS:
+                    times.append(start.elapsed_time(end) / 1e3)
+        except Exception as problem:  # the compiler refuses some configurations: too much shared memory, too many registers
+            if "OutOfResources" in type(problem).__name__ or "PassManager" in str(problem):
+                return None
+            raise
+        return float(np.median(times))
+
+
+def launcher(torch: Any, triton: Any, kernel: Any, launch: Moe, config: Mapping[str, int], device: str) -> Any:
+    """A function without arguments that runs one launch and returns its output, one row for each pair of a token and an expert."""
+    problem = problem_of(launch)
+    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
+    loads = loads_of(launch)
+    pairs = int(loads.sum())
+    gate, inter, hidden = (int(values[0, 0]) for values in (problem.gate, problem.inter, problem.hidden))
+    is_first = launch.moe_pass == "w13"
+    width, depth = (gate * inter, hidden) if is_first else (hidden, inter)
+    topk = 1  # rows are read where they lie: one for each pair
+    dtype = torch.float16 if device == "cpu" else torch.bfloat16
+    generator = torch.Generator(device=device).manual_seed(0)
+    tokens = torch.randn(pairs, depth, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    weights = torch.randn(len(loads), width, depth, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    output = torch.zeros(pairs, width, device=device, dtype=dtype)
+    rows, experts = (torch.from_numpy(values).to(device) for values in sorted_by_expert(loads, block_m))
+    grid = (len(experts) * triton.cdiv(width, block_n),)
+
+    def run() -> Any:
+        kernel[grid](
+            tokens, weights, output, rows, experts, pairs, width, depth, topk, BLOCK_M=block_m, BLOCK_N=block_n,
+            BLOCK_K=config["BLOCK_SIZE_K"], GROUP_M=config["GROUP_SIZE_M"], num_warps=config["num_warps"], num_stages=config["num_stages"],
+        )  # fmt: skip
+        return tokens, weights, output
+
+    return run
+
+
+def loads_of(launch: Moe) -> np.ndarray:
+    """Tokens of each expert on the rank, as the distribution has them."""
+    problem = problem_of(launch)
+    experts, ep = int(problem.num_experts[0, 0]), int(problem.ep[0, 0])
+    if str(launch.distribution).startswith("["):
+        loads = np.array(json.loads(launch.distribution), dtype=np.int64).reshape(ep, experts // ep)
+        return np.asarray(loads[loads.sum(axis=1).argmax()])
+    pairs = int(rank_load(problem, np.array([[16.0]])).pairs[0, 0])
+    on_rank = experts // ep
+    return np.asarray(pairs // on_rank + (np.arange(on_rank) < pairs % on_rank), dtype=np.int64)

@@ -1,0 +1,146 @@
+"""Ceilings: calibrated, monotone, never below the bound; and a gap whose parts add up."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tilecast import hardware, predict_kernel
+from tilecast.diagnosis.ceiling import MEANINGS, ceiling_of, gap
+from tilecast.errors import InvalidInput, MissingData
+from tilecast.kernels.gemm import Gemm
+from tilecast.kernels.moe import Moe
+from tilecast.kernels.softmax import Softmax
+from tilecast.learning.ceilings import QUANTILES, Ceiling, path_of, read, write
+from tilecast.learning.features import COMMON, GROUPS, Launches
+from tilecast.learning.trees import empty
+
+GEMM = ("kernel", "gemm", "--gpu", "h100-sxm", "--m", "4096", "--n", "4096", "--k", "4096")
+LAUNCHES = {
+    "gemm": Gemm(m=np.array([1, 64, 500, 4096]), n=4096, k=7168),
+    "moe": Moe(num_tokens=np.array([1, 64, 500, 4096]), hidden_size=2048, inter_size=768, num_experts=128, topk=8),
+}
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "l4", "rtx-pro-6000-server", "t4"])
+@pytest.mark.parametrize("family", LAUNCHES)
+def test_ceilings_rise_with_the_quantile_and_never_beat_the_bound(gpu, family):
+    kernel = LAUNCHES[family] if gpu != "t4" else type(LAUNCHES[family])(**{**_fields(LAUNCHES[family]), "dtype": "fp16"})
+    prediction = predict_kernel(kernel, gpu)
+    times = np.array([ceiling_of(prediction, quantile).ceiling_s for quantile in (0.05, 0.5, 0.8, 0.9, 0.95, 0.99)])
+    assert (np.diff(times, axis=0) <= 1e-18).all(), "a higher quantile of efficiency is a shorter time"
+    assert (times >= prediction.bound_s).all()
+
+
+def _fields(kernel):
+    return {name: getattr(kernel, name) for name in kernel.__dataclass_fields__ if not name.startswith("family")}
+
+
+def test_scores_of_a_ceiling_fall_with_the_quantile():
+    for ceiling in read(path_of()).values():
+        for basis, score in ceiling.score.items():
+            assert len(score) == len(QUANTILES) and (np.diff(score) <= 1e-6).all(), (ceiling.family, basis)
+
+
+def test_a_gpu_nobody_measured_is_said_to_be_unseen():
+    assert ceiling_of(predict_kernel(LAUNCHES["moe"], "h800-sxm")).basis == "interpolated"
+    assert ceiling_of(predict_kernel(LAUNCHES["moe"], "l4")).basis == "unseen-gpu"
+
+
+@pytest.mark.parametrize("measured", [None, 400e-6])
+def test_the_parts_of_a_gap_add_up(measured):
+    for family, kernel in LAUNCHES.items():
+        prediction = predict_kernel(kernel, "h100-sxm")
+        for row in range(4):
+            parts = gap(prediction, measured, row)
+            last = measured if measured is not None else float(prediction.median_s[row])
+            assert float(prediction.bound_s[row]) + sum(part.seconds for part in parts) == pytest.approx(last), family
+            physics = [part for part in parts if part.name not in ("beyond physics", "this kernel")]
+            assert all(part.seconds >= 0 for part in physics)
+            assert all(part.meaning == MEANINGS[part.name] for part in parts)
+
+
+def test_a_tail_shows_as_a_tail_and_padding_as_padding():
+    def part(kernel, name):
+        return next(one.seconds for one in gap(predict_kernel(kernel, "h100-sxm", learned=False)) if one.name == name)
+
+    # 12 x 11 tiles are one on each of 132 SMs; 7 x 19 are one too many; 1 more row and column are 25 tiles more, mostly empty.
+    full, one_more = (Gemm(m=128 * m, n=128 * n, k=8192, tile=(128, 128)) for m, n in ((12, 11), (7, 19)))
+    padded = Gemm(m=128 * 12 + 1, n=128 * 11 + 1, k=8192, tile=(128, 128))
+    assert part(padded, "padding") > part(full, "padding")
+    assert part(one_more, "wave tail") > part(full, "wave tail")
+
+
+def test_a_family_without_measurements_has_no_ceiling():
+    with pytest.raises(MissingData, match="no ceiling of softmax is known"):
+        ceiling_of(predict_kernel(Softmax(rows=128, cols=1024), "h100-sxm"))
+
+
+def test_a_ceiling_survives_writing_and_reading(tmp_path):
+    score = {"interpolated": np.linspace(2.0, -2.0, len(QUANTILES)), "unseen-gpu": np.linspace(4.0, -4.0, len(QUANTILES))}
+    made = Ceiling(
+        "gemm", ("h20",), {"dtype": ["bf16"]}, np.array([[0.1] * len(GROUPS), [0.3] * len(GROUPS)]), empty(), empty(), score, {"seed": 0}
+    )
+    with pytest.raises(LookupError):
+        made.score["measured"]
+    trees = made.location
+    assert len(trees.feature) == 0
+    asked = Launches(np.zeros((2, len(COMMON)), np.float32), {}, np.zeros(2, np.int64))
+    # P50 is the middle of the scores, 0: the level alone. P99 is two spreads (of the smallest kind, 0.01) below it.
+    assert made.log_ratio(asked, "h20", 0.5) == pytest.approx([0.1, 0.1])
+    assert made.log_ratio(asked, "h20", 0.99) == pytest.approx([0.08, 0.08])
+    assert made.log_ratio(asked, "h100-sxm", 0.99) == pytest.approx([0.26, 0.26])
+
+
+def test_an_impossible_quantile_is_refused():
+    with pytest.raises(InvalidInput, match="quantile"):
+        ceiling_of(predict_kernel(LAUNCHES["gemm"], "h100-sxm"), 1.5)
+
+
+def test_damaged_ceilings_are_one_sentence(tmp_path):
+    file = tmp_path / "ceiling.safetensors"
+    file.write_bytes(b"nonsense")
+    with pytest.raises(MissingData, match="damaged"):
+        read(file)
+    with pytest.raises(MissingData, match="no ceilings"):
+        read(tmp_path / "absent.safetensors")
+
+
+def test_the_shipped_ceilings_are_what_their_writer_writes(tmp_path):
+    shipped = read(path_of())
+    again = read(write(shipped, tmp_path))
+    kernel, gpu = LAUNCHES["gemm"], hardware.gpu("a40")
+    for quantile in (0.5, 0.9):
+        one, other = (ceiling_of(predict_kernel(kernel, gpu), quantile, using=table["gemm"]).ceiling_s for table in (shipped, again))
+        np.testing.assert_allclose(one, other, rtol=0.02)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_places_a_measurement(tilecast):
+    found = json.loads(tilecast(*GEMM, "--ceiling", "--measured", "293us", "--json").out)
+    assert found["measured_s"] == pytest.approx(293e-6)
+    assert found["bound_s"] <= found["ceiling_s"] < found["measured_s"]
+    assert found["recoverable_s"] == pytest.approx(found["measured_s"] - found["ceiling_s"])
+    assert found["bound_s"] + sum(found["gap"].values()) == pytest.approx(found["measured_s"])
+    said = tilecast(*GEMM, "--ceiling", "--measured", "293us").out
+    assert all(word in said for word in ("measured", "predicted", "ceiling", "bound", "wave tail", "launch"))
+
+
+def test_without_ceiling_the_json_is_what_it_was(tilecast):
+    assert "ceiling_s" not in json.loads(tilecast(*GEMM, "--json").out)
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "sentence"),
+    [
+        (("--ceiling", "--measured", "fast"), 2, "measured_s = 'fast'"),
+        (("--ceiling", "--measured", "0us"), 2, "--measured '0us'"),
+        (("--ceiling", "--measured", "1us"), 2, "less than"),
+        (("--measured", "293us"), 2, "goes with --ceiling"),
+    ],
+)
+def test_bad_measurements_are_one_sentence(tilecast, more, code, sentence):
+    result = tilecast(*GEMM, *more)
+    assert result.code == code and sentence in result.err and result.err.count("\n") == 1

@@ -1,0 +1,279 @@
+"""Tuning: the space, the account, the search, the files engines load, and what is refused."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from tilecast import hardware
+from tilecast.dtypes import quantisation
+from tilecast.errors import InvalidInput
+from tilecast.tuning.account import FEATURES, account
+from tilecast.tuning.defaults import default_config
+from tilecast.tuning.engine_files import contents, file_name
+from tilecast.tuning.search import Layer, gemm_layer, shipped_ranking, shortlist_of, stand_in, tune
+from tilecast.tuning.space import MOST_ACCUMULATORS, accumulators, feasible, shared_bytes, space_of
+
+MODEL = "Qwen/Qwen3-30B-A3B"
+QWEN = Layer(kernel="moe", num_experts=128, topk=8, hidden_size=2048, inter_size=768)
+
+
+def config(*values):
+    return dict(zip(("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages"), values, strict=True))
+
+
+# ---- space and account -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpu", ["a40", "h800-sxm", "t4"])
+def test_every_configuration_of_a_space_fits(gpu):
+    spec, held = hardware.gpu(gpu), quantisation("fp16")
+    space = feasible(spec, held)
+    assert (shared_bytes(space, held) <= spec.shared_bytes_per_block).all()
+    assert (accumulators(space) <= MOST_ACCUMULATORS).all()
+
+
+def test_a_gpu_with_more_shared_memory_has_a_larger_space():
+    sizes = [len(feasible(hardware.gpu(gpu), quantisation("bf16"))) for gpu in ("a40", "a100-sxm-80gb", "h800-sxm")]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[2]
+
+
+def test_scales_along_k_limit_the_step():
+    space = feasible(hardware.gpu("h200-sxm"), quantisation("fp8_block"), k_step=128)
+    assert set(space.block_k.tolist()) == {32, 64, 128}
+
+
+def test_the_account_of_one_configuration_by_hand():
+    # 64 tokens x top-8 on 128 experts: 4 rows each, one tile of 16 rows per expert; w13 is 1536 wide: 24 tiles of 64 columns.
+    space = space_of([config(16, 64, 128, 1, 4, 3)])
+    found = account(QWEN.launch(64, "w13"), hardware.gpu("h800-sxm"), space)
+    assert found.tasks[0] == 128 * 24
+    assert found.padding[0] == pytest.approx(16 / 4)
+    # 2 stages in flight x (16 + 64) x 128 x 2 bytes = 40 KiB + 1 KiB: five blocks in 228 KiB.
+    assert found.resident[0] == 5
+    assert found.waves[0] == pytest.approx(128 * 24 / (132 * 5))
+    assert found.l2_bytes[0] == 128 * 24 * (16 + 64) * 2 * 2048
+    assert found.numbers.shape == (1, len(FEATURES)) and np.isfinite(found.numbers).all()
+
+
+def test_no_account_is_below_its_bound():
+    for gpu in ("a40", "h20"):
+        spec = hardware.gpu(gpu)
+        for tokens in (1, 64, 4096):
+            found = account(QWEN.launch(tokens, "w13"), spec, feasible(spec, quantisation("bf16")))
+            assert (found.analytic_s >= found.bound_s * (1 - 1e-12)).all()
+            assert (found.padding >= 1).all() and ((found.tail >= 0) & (found.tail < 1)).all()
+
+
+# ---- search ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_search_prices_fifty_thousand_configurations_a_second():
+    tune(QWEN, hardware.gpu("h800-sxm"), tokens=(8,))  # imports and tables
+    rates = []
+    for _ in range(3):
+        started = time.process_time()
+        found = tune(QWEN, hardware.gpu("h800-sxm"), tokens=(1, 16, 256, 2048))
+        rates.append(found.num_priced / (time.process_time() - started))
+    assert max(rates) > 50_000
+
+
+def test_few_rows_per_expert_get_low_tiles_and_many_get_high_ones():
+    found = tune(QWEN, hardware.gpu("h800-sxm"), tokens=(1, 16384))
+    few, many = (choice.config["BLOCK_SIZE_M"] for choice in found.choices)
+    assert few == 16 and many >= 64
+
+
+def test_both_passes_of_sglang_have_tiles_of_one_height():
+    found = tune(QWEN, hardware.gpu("a100-sxm-80gb"), engine="sglang", tokens=(1, 128, 4096))
+    for choice in found.choices:
+        assert choice.down_config is not None
+        assert choice.down_config["BLOCK_SIZE_M"] == choice.config["BLOCK_SIZE_M"]
+    assert all(choice.down_config is None for choice in tune(QWEN, hardware.gpu("a100-sxm-80gb"), engine="vllm", tokens=(1,)).choices)
+
+
+def test_a_speed_up_has_an_interval_that_is_wider_on_a_gpu_nobody_searched():
+    seen, unseen = (tune(QWEN, hardware.gpu(gpu), tokens=(512,)).choices[0].gain for gpu in ("h800-sxm", "l40s"))
+    assert seen.low < seen.median < seen.high and seen.basis == "interpolated"
+    assert unseen.basis == "unseen-gpu" and unseen.high / unseen.low > seen.high / seen.low
+
+
+def test_the_trees_of_a_sibling_speak_for_a_gpu_of_the_same_die():
+    searched = shipped_ranking().gpus
+    assert stand_in(hardware.gpu("h100-sxm"), searched) == "h800-sxm"
+    assert stand_in(hardware.gpu("l40s"), searched) == "l40s"
+    assert stand_in(hardware.gpu("h20"), ["h800-sxm"]) == "h20", "the same die, but an eighth of the FLOP per byte"
+
+
+def test_a_distinct_shortlist_has_no_two_that_differ_in_the_group_alone():
+    space = space_of([config(16, 64, 64, group, 4, 3) for group in (1, 4, 8)] + [config(32, 64, 64, 1, 4, 3)])
+    logit = np.array([3.0, 2.0, 1.0, 0.0])
+    assert shortlist_of(logit, space, 2, distinct=False) == [0, 1]
+    assert shortlist_of(logit, space, 2, distinct=True) == [0, 3]
+
+
+def test_a_skewed_histogram_changes_what_is_priced():
+    skewed = Layer(kernel="moe", num_experts=8, topk=2, hidden_size=1024, inter_size=512, histogram=(100, 1, 1, 1, 1, 1, 1, 1))
+    even = Layer(kernel="moe", num_experts=8, topk=2, hidden_size=1024, inter_size=512)
+    space = space_of([config(16, 64, 64, 1, 4, 3)])
+    gpu = hardware.gpu("h800-sxm")
+    one, other = (account(layer.launch(256, "w13"), gpu, space) for layer in (skewed, even))
+    loads = json.loads(skewed.launch(256, "w13").distribution)
+    assert sum(loads) == 512 and max(loads) == loads[0] and 250 <= loads[0] <= 256
+    assert one.tasks[0] != other.tasks[0]
+
+
+def test_a_measured_shortlist_decides():
+    gpu = hardware.gpu("h800-sxm")
+    guess = tune(QWEN, gpu, engine="vllm", tokens=(64,), shortlist=4).choices[0]
+    fastest = guess.shortlist[2]
+    seconds = {json.dumps(dict(one)): 2e-4 for one in guess.shortlist} | {json.dumps(dict(fastest)): 1e-4}
+    seconds[json.dumps(dict(guess.default))] = 3e-4
+    found = tune(QWEN, gpu, engine="vllm", tokens=(64,), shortlist=4, time_s=lambda _, one: seconds.get(json.dumps(dict(one))))
+    choice = found.choices[0]
+    assert choice.config == fastest
+    assert choice.gain.basis == "measured" and choice.gain.median == pytest.approx(3.0)
+
+
+def test_a_block_scaled_gemm_is_tuned_by_the_same_search():
+    found = tune(gemm_layer(4096, 7168), hardware.gpu("h200-sxm"), engine="vllm", tokens=(1, 1024))
+    assert all(128 % choice.config["BLOCK_SIZE_K"] == 0 for choice in found.choices)
+    (name,) = contents(found)
+    assert name == "N=4096,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpu", "engine", "dtype", "down", "name"),
+    [  # names of files that the engines ship
+        ("h100-sxm", "vllm", "bf16", False, "E=128,N=384,device_name=NVIDIA_H100_80GB_HBM3.json"),
+        ("h200-sxm", "sglang", "bf16", True, "E=128,N=384,device_name=NVIDIA_H200_down.json"),
+        ("b200-sxm", "vllm", "fp8_block", False, "E=128,N=384,device_name=NVIDIA_B200,dtype=fp8_w8a8,block_shape=[128,128].json"),
+        ("h20", "sglang", "fp8_block", True, "E=128,N=384,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]_down.json"),
+        ("a100-sxm-80gb", "vllm", "int8_wo", False, "E=128,N=384,device_name=NVIDIA_A100-SXM4-80GB,dtype=int8_w8a16.json"),
+    ],
+)  # fmt: skip
+def test_file_names_are_those_that_engines_look_up(gpu, engine, dtype, down, name):
+    layer = Layer(kernel="moe", num_experts=128, topk=8, hidden_size=2048, inter_size=768, tp=2, dtype=dtype)
+    assert file_name(layer, hardware.gpu(gpu), engine, down=down) == name
+
+
+def test_experts_dealt_to_ranks_are_counted_per_rank():
+    layer = Layer(kernel="moe", num_experts=128, topk=8, hidden_size=2048, inter_size=768, ep=4)
+    assert file_name(layer, hardware.gpu("h20"), "vllm") == "E=32,N=768,device_name=NVIDIA_H20.json"
+
+
+def test_written_files_hold_what_engines_read(tmp_path, tilecast):
+    result = tilecast("tune", "moe", "--gpu", "h200-sxm", "--model", MODEL, "--tp", "2", "--tokens", "1,64", "-o", str(tmp_path), "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    paths = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json"))
+    folder = "configs/triton_3_5_1"
+    assert paths == [f"{folder}/E=128,N=384,device_name=NVIDIA_H200.json", f"{folder}/E=128,N=384,device_name=NVIDIA_H200_down.json"]
+    table = json.loads((tmp_path / paths[0]).read_text())
+    assert list(table) == ["1", "64"]
+    assert set(table["1"]) == {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages"}
+    assert table["64"] == report["choices"][1]["config"]
+    assert report["schema"] == "tilecast.tune/1" and report["choices"][0]["speedup"]["low"] > 0
+
+
+def test_vllm_notes_the_triton_version_when_it_is_given(tmp_path, tilecast):
+    asked = ("tune", "moe", "--gpu", "l40s", "--model", MODEL, "--engine", "vllm", "--tokens", "8", "-o", str(tmp_path))
+    assert tilecast(*asked, "--triton-version", "3.6.0").code == 0
+    table = json.loads((tmp_path / "E=128,N=768,device_name=NVIDIA_L40S.json").read_text())
+    assert list(table) == ["triton_version", "8"]
+
+
+def test_defaults_are_the_engines_own():
+    assert default_config("sglang", 8, 128, "bf16") == config(16, 32, 64, 1, 4, 3)
+    assert default_config("sglang", 4096, 128, "bf16") == config(64, 64, 32, 8, 4, 3)
+    assert default_config("vllm", 4096, 8, "bf16") == config(128, 128, 64, 16, 8, 3)
+    assert default_config("vllm", 8, 256, "fp8_block") == config(16, 128, 128, 1, 4, 3)
+
+
+# ---- explain ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_explain_quotes_the_figures_of_its_table(tilecast):
+    result = tilecast("tune", "explain", "--gpu", "a100-sxm-80gb", "--model", MODEL, "--tokens", "4096", "--json")
+    found = json.loads(result.out)["configurations"]
+    choice, default = found[0], found[1]
+    assert choice["what"] == "choice" and choice["rank"] >= 1 and default["what"] == "default"
+    said = tilecast("tune", "explain", "--gpu", "a100-sxm-80gb", "--model", MODEL, "--tokens", "4096").out
+    assert choice["config"] in " ".join(said.split())
+
+
+def test_why_names_what_got_better():
+    from tilecast.cli.tune import why
+
+    one = {"what": "choice", "config": "a", "padding_fraction": 0.1, "tail_fraction": 0.2, "l2_bytes": 1e6, "waves": 2.0}
+    other = {"what": "default", "config": "b", "padding_fraction": 0.5, "tail_fraction": 0.2, "l2_bytes": 1e6, "waves": 2.0}
+    assert "padding 50 to 10 %" in why([one, other], 64, 100) and "tail" not in why([one, other], 64, 100)
+    flipped = why([one | {"padding_fraction": 0.5, "tail_fraction": 0.0}, other], 64, 100)
+    assert "tail 20 to 0 %" in flipped and "padding" not in flipped
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("--model", "no/such"), 2, "unknown model"),
+        (("--model", "Qwen/Qwen3-32B"), 2, "has no experts"),
+        (("--model", MODEL, "--ep", "3", "--tp", "3"), 2, "tp = 3"),
+        (("--model", MODEL, "--tokens", "0"), 2, "--tokens '0'"),
+        (("--model", MODEL, "--tokens", "8,8"), 2, "--tokens '8,8'"),
+        (("--model", MODEL, "--engine", "tgi"), 2, "unknown engine"),
+        (("--model", MODEL, "--dtype", "nvfp4"), 2, "nvfp4"),
+        (("--model", MODEL, "--only", "block_k=256", "--only", "block_n=256", "--only", "block_m=256"), 2, "none of the"),
+        (("--model", MODEL, "--only", "block_q=2"), 2, "unknown parameter"),
+        (("--model", MODEL, "--only", "block_n=48"), 2, "powers of two"),
+        (("--model", MODEL, "--histogram", "/no/such.json"), 3, "no file"),
+        (("--model", MODEL, "--measure", "nsight"), 2, "--measure 'nsight'"),
+        (("--model", MODEL, "--measure", "/no/such.csv"), 3, "no file"),
+        (("--model", MODEL, "--shortlist", "0"), 2, "shortlist = 0"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_and_writes_nothing(arguments, code, sentence, tmp_path, tilecast):
+    result = tilecast("tune", "moe", "--gpu", "h100-sxm", *arguments, "-o", str(tmp_path / "out"))
+    assert result.code == code and sentence in result.err
+    assert result.err.count("\n") == 1 and "Traceback" not in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_amd_gpu_is_refused(tilecast):
+    result = tilecast("tune", "moe", "--gpu", "mi300x", "--model", MODEL)
+    assert result.code == 2 and "NVIDIA" in result.err
+
+
+def test_a_histogram_of_another_number_of_experts_is_refused(tmp_path, tilecast):
+    file = tmp_path / "loads.json"
+    file.write_text("[1, 2, 3]")
+    result = tilecast("tune", "moe", "--gpu", "h100-sxm", "--model", MODEL, "--histogram", str(file))
+    assert result.code == 2 and "lists 3 experts; the layer has 128" in result.err
+
+
+def test_an_unwritable_folder_is_refused_before_the_work(tmp_path, tilecast):
+    file = tmp_path / "taken"
+    file.write_text("")
+    result = tilecast("tune", "moe", "--gpu", "h100-sxm", "--model", MODEL, "--tokens", "1", "-o", str(file / "below"))
+    assert result.code == 2 and "is a file, not a folder" in result.err and file.read_text() == ""
+
+
+def test_a_folder_in_the_way_of_a_file_leaves_nothing_half_written(tmp_path, tilecast):
+    folder = tmp_path / "configs" / "triton_3_5_1"
+    (folder / "E=128,N=768,device_name=NVIDIA_H200_down.json").mkdir(parents=True)
+    result = tilecast("tune", "moe", "--gpu", "h200-sxm", "--model", MODEL, "--tokens", "1", "-o", str(tmp_path))
+    assert result.code == 2 and "cannot be written" in result.err
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_experts", 0), ("topk", 200), ("ep", 3), ("tp", 7), ("num_experts", True)])
+def test_impossible_layers_are_refused(field, value):
+    sizes = {"num_experts": 128, "topk": 8, "hidden_size": 2048, "inter_size": 768} | {field: value}
+    with pytest.raises(InvalidInput, match=field):
+        Layer(kernel="moe", **sizes)
