@@ -13,11 +13,11 @@ from tilecast.errors import TilecastError, UnknownName
 # Command -> one line of help. Its file is imported when it runs, so --help stays fast however many there are.
 COMMANDS = {
     "predict": "How fast a whole model serves a batch: first token, time per token, memory, where the time goes.",
-    "step": "How long a forward pass or a training step of a PyTorch model takes.",
+    "step": "How long a forward pass or training step of a model takes.",
     "support": "Which data the kernels of a model rest on, on a GPU.",
     "kernel": "How long one kernel takes on a GPU, what binds it, and why.",
     "kernels": "The same for every row of a CSV or parquet file.",
-    "tune": "Launch configurations of MoE and FP8 GEMM kernels by prediction, as files that engines load.",
+    "tune": "Kernel configurations by prediction: MoE and FP8 GEMM, as files that engines load.",
     "calibrate": "A profile of a GPU from a few measured kernels, or from one run.",
     "trust": "How accurate predictions of one family on one GPU have been.",
     "fit": "Learn the corrections from measured data (extra train).",
