@@ -52,9 +52,15 @@ def described(family: str, measured: pl.DataFrame) -> tuple[Examples, np.ndarray
     return data, analytic_s, bound_s
 
 
-def for_layers(family: str, measured: pl.DataFrame) -> dict[float, pl.DataFrame]:
-    """Held out by layer, with every number of tokens and on every GPU."""
+def for_layers(family: str, measured: pl.DataFrame, every: int = 1) -> dict[float, pl.DataFrame]:
+    """Held out by layer, with every number of tokens and on every GPU; one row in `every`."""
     data, analytic_s, bound_s = described(family, measured)
+    data, analytic_s, bound_s, measured = (
+        data.where(np.arange(0, measured.height, every)),
+        analytic_s[::every],
+        bound_s[::every],
+        measured[::every],
+    )
     layers = measured["layer"].to_numpy()
     fold = folds_by(layers, OUTER_FOLDS)
     found = {quantile: np.empty(len(fold)) for quantile in QUANTILES}
@@ -66,9 +72,15 @@ def for_layers(family: str, measured: pl.DataFrame) -> dict[float, pl.DataFrame]
     return {quantile: _framed(measured, times) for quantile, times in found.items()}
 
 
-def for_gpus(family: str, measured: pl.DataFrame, siblings: str) -> dict[float, pl.DataFrame]:
-    """Held out by GPU, with those of its die where `siblings` is "out"."""
+def for_gpus(family: str, measured: pl.DataFrame, siblings: str, every: int = 1) -> dict[float, pl.DataFrame]:
+    """Held out by GPU, with those of its die where `siblings` is "out"; one row in `every`."""
     data, analytic_s, bound_s = described(family, measured)
+    data, analytic_s, bound_s, measured = (
+        data.where(np.arange(0, measured.height, every)),
+        analytic_s[::every],
+        bound_s[::every],
+        measured[::every],
+    )
     found = {quantile: np.empty(len(data.target)) for quantile in QUANTILES}
     for gpu in sorted(set(data.gpu.tolist())):
         say(f"  {family}: ceiling on {gpu}, unseen")

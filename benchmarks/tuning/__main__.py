@@ -89,9 +89,6 @@ def main() -> None:
     rows = gains()
     table = summed(rows)
     draw(rows)
-    RESULT.write_text(
-        json.dumps({"quantile": QUANTILE, "flagged above": FLAG, "rows": table.to_dicts()}, indent=1) + "\n", encoding="utf-8"
-    )
     with pl.Config(tbl_cols=-1, tbl_rows=-1, tbl_width_chars=220, float_precision=2):
         print(table)
 

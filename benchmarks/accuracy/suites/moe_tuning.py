@@ -214,7 +214,7 @@ def run(quick: bool) -> Result:
     measured = speedups()
     of, ours = tuning_picks.everything(SHORTLIST, quick)
     predictions = pl.concat([
-        speedup_baselines(measured),
+        speedup_baselines(measured).select(PREDICTED),
         *(scored(measured.join(found.gains, on=PROBLEM, how="inner"), name, "ours").select(PREDICTED) for name, found in ours.items()),
     ])  # fmt: skip
     ranks = spearman(predictions).select("predictor", "spearman", "rows").rows()

@@ -50,7 +50,7 @@ def ceiling_of(prediction: KernelPrediction, quantile: float = QUANTILE, using: 
     asked = replace(asked, names=asked_names(kernel, gpu, asked.names))
     ratio = ceiling.log_ratio(asked, gpu.id, quantile)
     ceiling_s = np.maximum(np.atleast_1d(found.analytic_s) * np.exp(ratio), prediction.bound_s)
-    return Reached(ceiling_s=ceiling_s, quantile=quantile, basis=ceiling.basis(gpu.id))
+    return Reached(ceiling_s=ceiling_s, quantile=quantile, basis=ceiling.basis(gpu.id, asked.names))
 
 
 def ceiling_for(family: str) -> Ceiling:

@@ -12,7 +12,7 @@ import tilecast
 from tilecast import hardware
 from tilecast.datasets.splits import same_die
 from tilecast.learning.boosting import SEED, boost
-from tilecast.learning.ceilings import LEAST_SPREAD, QUANTILES, WORK, Ceiling, with_flags
+from tilecast.learning.ceilings import ANY, LEAST_SPREAD, QUANTILES, WORK, Ceiling, slot_of, with_flags
 from tilecast.learning.examples import Examples, examples, flags, vocabulary
 from tilecast.learning.features import GROUPS, Launches
 
@@ -29,16 +29,17 @@ Say = Callable[[str], None]
 
 def fit_once(data: Examples, family: str) -> Ceiling:
     """Location and spread of these rows; scores are the caller's to fill in."""
-    gpus = tuple(sorted(set(data.gpu.tolist())))
-    level = _levels(data, gpus)
-    left = data.target - level[np.searchsorted(gpus, data.gpu), data.binds]
+    slot = _slots(data)
+    level = _levels(data, slot)
+    slots, place = np.unique(slot, return_inverse=True)
+    left = data.target - np.array([level[str(name)] for name in slots])[place.reshape(-1), data.binds]
     words = {name: values for name, values in vocabulary(data).items() if name in WORK and len(values) > 1}
     numbers = with_flags(data.numbers, flags(data, words)[data.group_of].astype(np.float32))
     weight = _even(data)
     location = boost(numbers, left, weight, TREES, DEPTH, RATE, BINS, "MAE", threads=1)
     away = np.abs(left - location.predict(numbers))
     spread = boost(numbers, away, weight, TREES, DEPTH, RATE, BINS, "MAE", threads=1)
-    return Ceiling(family, gpus, words, level, location, spread, {})
+    return Ceiling(family, tuple(sorted(level)), words, np.array([level[name] for name in sorted(level)]), location, spread, {})
 
 
 def _even(data: Examples) -> Floats:
@@ -47,18 +48,29 @@ def _even(data: Examples) -> Floats:
     return np.asarray(len(data.gpu) / (len(count) * count[place.reshape(-1)]))
 
 
-def _levels(data: Examples, gpus: Sequence[str]) -> Floats:
-    level = np.zeros((len(gpus) + 1, len(GROUPS)))
-    for place, gpu in enumerate(gpus):
-        mine = data.gpu == gpu
+def _slots(data: Examples) -> NDArray[np.str_]:
+    """The slot of every row."""
+    kinds = np.array([slot_of("", names) for names in data.names])[data.group_of]
+    return np.char.add(data.gpu.astype(np.str_), kinds)
+
+
+def _levels(data: Examples, slot: NDArray[np.str_]) -> dict[str, Floats]:
+    """Median log ratio by slot and what binds; a kind of work on a GPU nobody measured has the median over GPUs."""
+    level: dict[str, Floats] = {}
+    for name in np.unique(slot):
+        mine = slot == name
         overall = float(np.median(data.target[mine]))
+        own = np.full(len(GROUPS), overall)
         for group in range(len(GROUPS)):
             chosen = mine & (data.binds == group)
-            count = int(chosen.sum())
-            own = float(np.median(data.target[chosen])) if count else overall
-            level[place, group] = (count * own + SHRINKAGE * overall) / (count + SHRINKAGE)
-    level[-1] = np.median(level[:-1], axis=0)
-    return level
+            if count := int(chosen.sum()):
+                own[group] = (count * float(np.median(data.target[chosen])) + SHRINKAGE * overall) / (count + SHRINKAGE)
+        level[str(name)] = own
+    kinds = {name.partition(" ")[2] for name in level}
+    anywhere = {
+        f"{ANY} {kind}": np.median([own for name, own in level.items() if name.partition(" ")[2] == kind], axis=0) for kind in kinds
+    }
+    return {**level, **anywhere, ANY: np.median(list(level.values()), axis=0)}
 
 
 def scores(ceiling: Ceiling, test: Examples) -> Floats:

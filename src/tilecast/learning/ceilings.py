@@ -25,6 +25,8 @@ BASES = ("interpolated", "unseen-gpu")
 PARTS = ("feature", "threshold", "leaf", "scale")  # of a Grove
 LEAST_SPREAD = 0.01  # log: rows are not known better than this
 WORK = ("dtype", "kv_dtype", "moe_pass", "distribution", "causal")  # names of what is asked for; never of the kernel or engine that does it
+KIND = ("dtype", "moe_pass")  # of these, what has levels of its own
+ANY = "*"
 QUANTILES = tuple(round(0.01 * step, 2) for step in range(1, 100))  # of efficiency
 
 Floats = NDArray[np.float64]
@@ -35,29 +37,35 @@ class Ceiling:
     """One family. `score[basis]` has, for each of QUANTILES, how many spreads the log time lies above the location."""
 
     family: str
-    gpus: tuple[str, ...]
+    slots: tuple[str, ...]  # what has a level of its own: a GPU and the work, the work on any GPU, anything
     words: Mapping[str, list[str]]  # name of the work -> its values among the rows
-    level: Floats  # (G + 1, groups): each GPU's own, and last that of a GPU nobody measured
+    level: Floats  # (slots, groups)
     location: Trees
     spread: Trees
     score: Mapping[str, Floats]
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
-    def basis(self, gpu: str) -> str:
-        return "interpolated" if gpu in self.gpus else "unseen-gpu"
+    def basis(self, gpu: str, names: Mapping[str, str]) -> str:
+        return "interpolated" if slot_of(gpu, names) in self.slots else "unseen-gpu"
 
     def log_ratio(self, asked: Launches, gpu: str, quantile: float) -> Floats:
         """log(time at that quantile of efficiency / analytic time), for each launch."""
         check_quantile(quantile)
         centre, spread = self.centre(asked, gpu)
-        return centre + spread * float(np.interp(quantile, QUANTILES, self.score[self.basis(gpu)]))
+        return centre + spread * float(np.interp(quantile, QUANTILES, self.score[self.basis(gpu, asked.names)]))
 
     def centre(self, asked: Launches, gpu: str) -> tuple[Floats, Floats]:
-        place = self.gpus.index(gpu) if gpu in self.gpus else len(self.gpus)
+        known = (slot_of(gpu, asked.names), slot_of(ANY, asked.names), ANY)
+        place = self.slots.index(next(slot for slot in known if slot in self.slots))
         flags = [float(asked.names.get(name) == value) for name, values in self.words.items() for value in values]
         numbers = with_flags(asked.numbers, np.broadcast_to(np.array(flags, np.float32), (len(asked.numbers), len(flags))))
         centre = self.level[place, asked.group] + self.location.predict(numbers)
         return centre, np.maximum(self.spread.predict(numbers), LEAST_SPREAD)
+
+
+def slot_of(gpu: str, names: Mapping[str, str]) -> str:
+    """A GPU and the kind of work: labs and kernels of different formats and passes have levels of their own."""
+    return " ".join((gpu, *(names.get(name, "-") for name in KIND)))
 
 
 def with_flags(numbers: NDArray[np.float32], flags: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -83,7 +91,7 @@ def write(ceilings: Mapping[str, Ceiling], folder: Path) -> Path:
         sets |= {f"{family} location": one.location, f"{family} spread": one.spread}
         arrays |= {f"{family}.level": one.level.astype(np.float32)}
         arrays |= {f"{family}.score.{basis}": np.asarray(values, np.float32) for basis, values in one.score.items()}
-        families[family] = {"gpus": list(one.gpus), "bases": list(one.score), "words": dict(one.words)}
+        families[family] = {"slots": list(one.slots), "bases": list(one.score), "words": dict(one.words)}
     packed = grove(sets)
     arrays |= {f"trees.{part}": getattr(packed, part) for part in PARTS}
     index = {"schema": SCHEMA, "families": families, "where": {name: list(rows) for name, rows in packed.where.items()}}
@@ -107,7 +115,7 @@ def read(path: Path) -> dict[str, Ceiling]:
         manifest = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
         return {
             family: Ceiling(
-                family, tuple(facts["gpus"]), facts["words"], arrays[f"{family}.level"].astype(np.float64).reshape(-1, len(GROUPS)),
+                family, tuple(facts["slots"]), facts["words"], arrays[f"{family}.level"].astype(np.float64).reshape(-1, len(GROUPS)),
                 packed.trees(f"{family} location"), packed.trees(f"{family} spread"),
                 {basis: arrays[f"{family}.score.{basis}"].astype(np.float64) for basis in facts["bases"]}, manifest[family],
             )
