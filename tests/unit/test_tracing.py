@@ -229,15 +229,15 @@ def test_recomputation_runs_the_layers_twice_and_keeps_less():
     assert operators(lean)["aten.mm"] == operators(plain)["aten.mm"]
 
 
-HEADS = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 6, "vocab_size": 99}
+HEADS = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 5, "vocab_size": 99}
 SMALL = {
     "BertForPreTraining": {**HEADS, "intermediate_size": 64, "max_position_embeddings": 64},
-    "GPT2LMHeadModel": {"n_embd": 32, "n_head": 4, "n_layer": 6, "n_positions": 64, "vocab_size": 99},
+    "GPT2LMHeadModel": {"n_embd": 32, "n_head": 4, "n_layer": 5, "n_positions": 64, "vocab_size": 99},
     "OPTForCausalLM": {**HEADS, "ffn_dim": 64, "max_position_embeddings": 64},
-    "MPTForCausalLM": {"d_model": 32, "n_heads": 4, "n_layers": 6, "vocab_size": 99},
+    "MPTForCausalLM": {"d_model": 32, "n_heads": 4, "n_layers": 5, "vocab_size": 99},
     "LlamaForCausalLM": {**HEADS, "intermediate_size": 64, "num_key_value_heads": 2},
     "SwitchTransformersForConditionalGeneration": {
-        "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 12, "num_experts": 3, "vocab_size": 99, "expert_capacity": 4,
+        "d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": 10, "num_experts": 3, "vocab_size": 99, "expert_capacity": 4,
     },
 }  # fmt: skip
 

@@ -250,7 +250,9 @@ def _priced(
         found = launches(node, matrix_dtype)
         places[node] = tuple(range(len(calls), len(calls) + len(found)))
         for launch in found:
-            calls.append(KernelCall(node.op.removeprefix("aten."), node.phase, launch.kernel, times, "cold", ENGINE))
+            calls.append(
+                KernelCall(node.op.removeprefix("aten.").replace("_for_cpu", ""), node.phase, launch.kernel, times, "cold", ENGINE)
+            )
             known.append(launch.is_known)
     calls += extra
     known += [True] * len(extra)

@@ -48,7 +48,7 @@ HINTS = {
 
 
 class Step(nn.Module):
-    """A module with its loss; the detached output marks where the loss begins."""
+    """A module with its loss; the detached outputs mark where the loss begins."""
 
     def __init__(self, model: nn.Module, loss: Any) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Step(nn.Module):
             value = floats[0] if floats[0].ndim == 0 else sum(tensor.sum() for tensor in floats)
         else:
             value = self.loss(outputs)
-        return (value, tensors[0].detach())
+        return (value, *(tensor.detach() for tensor in tensors))
 
 
 def captured(
@@ -192,7 +192,7 @@ def _nodes(graph: torch.fx.GraphModule, training: bool, num_buffers: int) -> lis
         else:
             for index in range(_num_outputs(node)):
                 last[node, index] = node  # a result nobody reads goes at once
-    leaves = _leaves(output.args)
+    leaves = torch.utils._pytree.tree_leaves(output.args)
     results = leaves if not training else leaves[: len(leaves) - len(inputs) + _num_tangents(inputs)]
     for leaf in results:  # what the caller gets stays; gradients are counted with the weights
         last.pop(roots.get((leaf, 0), (leaf, 0)), None)
@@ -226,18 +226,14 @@ def _num_tangents(inputs: list[FxNode]) -> int:
 
 
 def _loss_starts(kept: list[FxNode], results: list[FxNode]) -> int:
-    """The place behind the operator that made the model's output, which is the second result, detached."""
-    if len(results) < 2:
-        return len(kept)
-    node = results[1]
-    while node.op == "call_function" and _is_view(node) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
-    places = {each: index for index, each in enumerate(kept)}
-    return places.get(node, len(kept)) + 1
-
-
-def _leaves(value: Any) -> list[Any]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if True]
+    """The place behind the last operator that made an output of the model: all results but the first, which is the loss."""
+    places = {node: index for index, node in enumerate(kept)}
+    made = [len(kept)] if len(results) < 2 else []
+    for node in results[1:]:
+        while node.op == "call_function" and _is_view(node) and node.all_input_nodes:
+            node = node.all_input_nodes[0]
+        made.append(places.get(node, -1) + 1)
+    return max(made)
 
 
 def _name(node: FxNode) -> str:
