@@ -20,6 +20,7 @@ TREES, DEPTH, RATE, BINS = 80, 4, 0.1, 64
 NUM_FOLDS = 4
 SHRINKAGE = 50  # rows that a GPU's level of one group is drawn towards the GPU's own median by
 
+ENOUGH = 300  # held-out rows that a slot needs for scores of its own
 ROWS_PER_SLICE = 600  # of one GPU, engine, format and kernel
 FAMILIES = ("gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode")
 
@@ -95,7 +96,7 @@ def fit(data: Examples, family: str, fold: NDArray[np.int64], *, bases: Sequence
             say(f"{family}: ceiling without shapes {number}")
             held = fold == number
             each.append(scores(fit_once(data.where(~held), family), data.where(held)))
-        found["interpolated"] = _quantiles(np.concatenate(each))
+        found |= _by_slot(np.concatenate(each), np.concatenate([_slots(data.where(fold == number)) for number in np.unique(fold)]))
     if "unseen-gpu" in bases:
         found["unseen-gpu"] = _unseen(data, family, say)
     return replace(fit_once(data, family), score=found, manifest=manifest or {})
@@ -135,6 +136,13 @@ def _unseen(data: Examples, family: str, say: Say) -> Floats:
         each.append(scores(fit_once(data.where(~inside), family), data.where(inside)))
         weight.append(np.full(len(each[-1]), 1.0 / len(each[-1])))
     return _quantiles(np.concatenate(each), np.concatenate(weight)) if each else np.full(len(QUANTILES), 0.0)
+
+
+def _by_slot(values: Floats, slot: NDArray[np.str_]) -> dict[str, Floats]:
+    """Scores of all rows, and of every slot with enough of them: a quantile should hold for each GPU and kind of work."""
+    names, place, count = np.unique(slot, return_inverse=True, return_counts=True)
+    many = {str(name): _quantiles(values[place.reshape(-1) == number]) for number, name in enumerate(names) if count[number] >= ENOUGH}
+    return {"interpolated": _quantiles(values), **many}
 
 
 def _quantiles(values: Floats, weight: Floats | None = None) -> Floats:

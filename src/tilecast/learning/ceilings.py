@@ -34,7 +34,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ceiling:
-    """One family. `score[basis]` has, for each of QUANTILES, how many spreads the log time lies above the location."""
+    """One family. `score` has, for each basis and for slots with many rows, how many spreads each of QUANTILES lies above the location."""
 
     family: str
     slots: tuple[str, ...]  # what has a level of its own: a GPU and the work, the work on any GPU, anything
@@ -52,7 +52,11 @@ class Ceiling:
         """log(time at that quantile of efficiency / analytic time), for each launch."""
         check_quantile(quantile)
         centre, spread = self.centre(asked, gpu)
-        return centre + spread * float(np.interp(quantile, QUANTILES, self.score[self.basis(gpu, asked.names)]))
+        return centre + spread * float(np.interp(quantile, QUANTILES, self._scores(gpu, asked.names)))
+
+    def _scores(self, gpu: str, names: Mapping[str, str]) -> Floats:
+        """Those of the slot where enough of its rows were held out, else those of all rows."""
+        return self.score.get(slot_of(gpu, names), self.score[self.basis(gpu, names)])
 
     def centre(self, asked: Launches, gpu: str) -> tuple[Floats, Floats]:
         known = (slot_of(gpu, asked.names), slot_of(ANY, asked.names), ANY)
