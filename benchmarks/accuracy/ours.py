@@ -67,9 +67,7 @@ class Learned:
         settings = replace(settings, shared_rows=self.shared_rows or settings.shared_rows)
         if family in SIZES and train.height:
             with suppress(MissingData):  # too few rows: physics alone
-                self.correction = training.fit(
-                    train, family, settings=settings, bases=self.bases, own=self.own, say=_quiet
-                )
+                self.correction = training.fit(train, family, settings=settings, bases=self.bases, own=self.own, say=_quiet)
         return self
 
     def predict(self, rows: pl.DataFrame, family: str) -> Seconds:

@@ -51,7 +51,6 @@ def by_hand(**changed: Any) -> Correction:
         gpus=("a100-sxm-80gb", "l40s"),
         archs=("ada", "ampere"),
         measured={"a100-sxm-80gb": {"16-bit None": ["sglang"]}, "l40s": {"16-bit None": ["sglang"]}},
-        timings={"a100-sxm-80gb": {"16-bit None": "profiler cold"}, "l40s": {"16-bit None": "profiler cold"}},
         level=np.array([[0.2, 0.1, 0.0], [-0.2, -0.1, -0.3]], np.float32),
         low=-REACH,
         high=REACH,
