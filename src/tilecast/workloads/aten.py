@@ -14,6 +14,7 @@ from tilecast.kernels.attention import AttentionPrefill
 from tilecast.kernels.attention_backward import AttentionBackward
 from tilecast.kernels.conv2d import Conv2d
 from tilecast.kernels.embedding import Embedding
+from tilecast.kernels.flash_attention_1 import FlashAttention1
 from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.layer_norm import LayerNorm
 from tilecast.kernels.layer_norm_backward import LayerNormBackward
@@ -62,6 +63,7 @@ REDUCTIONS = (
     "prod",
 )
 SORT_PASSES = 4  # kernels of a radix sort
+TRITON_1 = ("library", "triton_1")  # the option of an attention operator that FlashAttention 1 in Triton runs
 EMBEDDING_SORTED = 3072  # tokens from which the gradient of an embedding is made by sorting
 
 
@@ -99,8 +101,8 @@ def matrix_flop(node: Node) -> float:
         elif isinstance(kernel, Conv2d):
             weight, result = node.inputs[1], node.outputs[0]
             total += 2.0 * result.numel * math.prod(weight.shape[1:])
-        elif isinstance(kernel, AttentionPrefill | AttentionBackward):
-            products = 4.0 if isinstance(kernel, AttentionPrefill) else 10.0
+        elif isinstance(kernel, AttentionPrefill | AttentionBackward | FlashAttention1):
+            products = 10.0 if isinstance(kernel, AttentionBackward) or getattr(kernel, "backward", False) else 4.0
             total += products * kernel.batch * kernel.num_heads * kernel.q_len * kernel.kv_len * kernel.head_dim
     return total
 
@@ -258,17 +260,21 @@ def _attention_sizes(query: TensorShape, key: TensorShape, node: Node) -> dict[s
     batch, heads, tokens, width = query.shape
     return {
         "batch": batch, "q_len": tokens, "kv_len": key.shape[2], "num_heads": heads, "num_kv_heads": key.shape[1], "head_dim": width,
-        "causal": bool(dict(node.options).get("is_causal", False)), "dtype": query.dtype, "identity": "fa2",
+        "causal": bool(dict(node.options).get("is_causal", False)), "dtype": query.dtype,
     }  # fmt: skip
 
 
 def _attention(node: Node, _: str | None) -> tuple[Any, ...]:
     query, key = (node.inputs * 2)[:2]
-    return (AttentionPrefill(**_attention_sizes(query, key, node), engine="sglang"),)
+    asked = _attention_sizes(query, key, node)
+    if TRITON_1 in node.options:
+        return (FlashAttention1(**asked),)
+    return (AttentionPrefill(**asked, identity="fa2", engine="sglang"),)
 
 
 def _attention_backward(node: Node, _: str | None) -> tuple[Any, ...]:
-    return (AttentionBackward(**_attention_sizes(node.inputs[1], node.inputs[2], node)),)
+    asked = _attention_sizes(node.inputs[1], node.inputs[2], node)
+    return (FlashAttention1(**asked, backward=True) if TRITON_1 in node.options else AttentionBackward(**asked, identity="fa2"),)
 
 
 def _nll_loss(node: Node, _: str | None) -> tuple[Any, ...]:

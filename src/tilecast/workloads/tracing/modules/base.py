@@ -80,12 +80,15 @@ class RootMeanSquareNorm(nn.Module):
 
 
 class TokenLoss(nn.Module):
-    """Cross-entropy of every token's logits against its label; a second output, such as BERT's next-sentence logits, has its own."""
+    """Cross-entropy of every token's logits against its label; a second output, such as BERT's next-sentence logits, has its own.
+
+    Logits are widened to fp32 first, as transformers, Megatron and autocast do.
+    """
 
     def forward(self, outputs: Any) -> Tensor:
         every = outputs if isinstance(outputs, tuple) else (outputs,)
         losses = []
         for logits in every:
-            rows = logits.reshape(-1, logits.size(-1))
+            rows = logits.reshape(-1, logits.size(-1)).float()
             losses.append(F.cross_entropy(rows, torch.zeros(rows.size(0), dtype=torch.int64)))
         return losses[0] if len(losses) == 1 else losses[0] + losses[1]
