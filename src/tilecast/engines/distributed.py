@@ -20,8 +20,7 @@ from tilecast.workloads.aggregate import Price
 from tilecast.workloads.layout import Divided, Layers, Layout, Members, layers, members
 from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph
 
-COLLECTIVES = {"all_reduce": AllReduce, "all_gather": AllGather, "reduce_scatter": ReduceScatter, "all_to_all": AllToAll,
-               "send_recv": SendRecv}  # fmt: skip
+COLLECTIVES: dict[str, Callable[..., Any]] = {kind.family: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll, SendRecv)}
 BUCKET_BYTES = 25 * 2**20  # PyTorch's DistributedDataParallel, bucket_cap_mb
 NVLINK_CHANNELS, OTHER_CHANNELS = 24, 4  # thread blocks, each on an SM of its own, of NCCL's rings over NVLink and over PCIe
 GATHERS_AHEAD = 2  # unsharded blocks at once: the one that computes and the next
@@ -44,10 +43,11 @@ class Box:
         if group.ranks == 1 or size < 1:
             return NOTHING
         if key not in self._known:
-            where = {"num_gpus": group.ranks, "gpus_per_node": group.per_node}
-            if family == "send_recv":
-                where = {"num_gpus": 2, "gpus_per_node": 2 if group.per_node > 1 else 1}
-            kernel = COLLECTIVES[family](bytes=round(size), node=self.node, network_bytes_per_s=self.network_bytes_per_s, **where)
+            who = Members(2, min(2, group.per_node)) if family == "send_recv" else group
+            kernel = COLLECTIVES[family](
+                bytes=round(size), num_gpus=who.ranks, gpus_per_node=who.per_node, node=self.node,
+                network_bytes_per_s=self.network_bytes_per_s,
+            )  # fmt: skip
             self._known[key] = self._interval(kernel)
         return self._known[key]
 
@@ -76,6 +76,9 @@ class Pass(NamedTuple):
     backward: float
 
 
+NO_TIME = Pass(0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What one GPU computes of one micro-batch, block by block."""
@@ -84,6 +87,7 @@ class Work:
     layer: Pass
     back: Pass
     number: int  # of layers
+    trains: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +98,10 @@ class Talk:
     gather_rest: float = 0.0  # those before and after the layers
     scatter: float = 0.0  # a layer's gradients
     scatter_rest: float = 0.0
-    copy: Pass = Pass(0.0, 0.0)  # a layer's weights out of, and its gradients into, the buffers of collectives
+    copy: Pass = NO_TIME  # a layer's weights out of, and its gradients into, the buffers of collectives
     reduce: float = 0.0  # a layer's gradients over replicas
     reduce_rest: float = 0.0
-    wait: Pass = Pass(0.0, 0.0)  # tensor-parallel sums and exchanges between experts of a layer
+    wait: Pass = NO_TIME  # tensor-parallel sums and exchanges between experts of a layer
     wait_front: float = 0.0
     wait_back: float = 0.0
     send: float = 0.0
@@ -161,8 +165,8 @@ def work_of(found: Priced, parts: Layers) -> Work:
             left[end] -= taken
             left[start] = max(0.0, left[start] - (apart - taken))
         made[phase] = left["front"], layer + waits[phase] / parts.number, left["back"]
-    front, layer, back = (Pass(made["forward"][place], made["backward"][place]) for place in range(3))
-    return Work(front=front, layer=layer, back=back, number=parts.number)
+    blocks = [Pass(made["forward"][place], made["backward"][place]) for place in range(3)]
+    return Work(front=blocks[0], layer=blocks[1], back=blocks[2], number=parts.number, trains=found.graph.mode == "training")
 
 
 def sizes_of(graph: OpGraph, parts: Layers, *, master: bool) -> Sizes:
@@ -200,16 +204,19 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
 
     more: dict[str, Any] = {}
     ends = 1 if layout.pp == 1 else 0.5  # on average over stages
+    ways = 2 if work.trains else 1
     if layout.fsdp > 1:
         for name, elements, number in (("", size.layer, stage_layers), ("_rest", size.rest, ends)):
-            gathers = 2 if name == "" else 1  # the root keeps its weights until the backward pass
+            gathers = ways if name == "" else 1  # the root keeps its weights until the backward pass
             more["gather" + name] = tell("fsdp", "all_gather", elements * size.item, gathers * number * micro)
+            if not work.trains:
+                continue
             more["scatter" + name] = tell("fsdp", "reduce_scatter", elements * size.reduced, number * micro)
             if layout.dp > 1:
                 more["scatter" + name] += tell("dp", "all_reduce", elements * size.reduced / layout.fsdp, number * micro)
         out = box.passed(size.layer * size.item, size.layer * size.item).median
         more["copy"] = Pass(out, out + box.passed(size.layer * size.item, size.layer * size.reduced).median)
-    elif layout.dp > 1:
+    elif layout.dp > 1 and work.trains:
         family = "reduce_scatter" if layout.zero else "all_reduce"
         every = (size.layer * stage_layers + size.rest) * size.reduced
         bucket = min(BUCKET_BYTES, every)
@@ -222,18 +229,19 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
     sums = _per_layer(divided, parts)
     if layout.tp > 1:
         kinds = ("reduce_scatter", "all_gather") if layout.sequence_parallel else ("all_reduce",)
-        times = [tell("tp", kind, divided.reduced_bytes, (sums.forward + sums.backward) * stage_layers * micro) for kind in kinds]
+        number = (sums.forward + sums.backward * work.trains) * stage_layers * micro
+        times = [tell("tp", kind, divided.reduced_bytes, number) for kind in kinds]
         one = sum(times)
         hidden = min(one, HIDDEN_SUM * work.layer.backward)
         backward = sums.forward * (one - hidden) + (sums.backward - sums.forward) * one
         more |= {"wait": Pass(sums.forward * one, backward), "wait_front": one, "wait_back": one}
     if divided.exchanges:
-        each = tell("ep", "all_to_all", divided.exchanged_bytes, 4.0 * divided.exchanges / layout.pp * micro)
+        each = tell("ep", "all_to_all", divided.exchanged_bytes, 2.0 * ways * divided.exchanges / layout.pp * micro)
         per_layer = 2.0 * each * divided.exchanges / parts.number
-        before = more.get("wait", Pass(0.0, 0.0))
+        before = more.get("wait", NO_TIME)
         more["wait"] = Pass(before.forward + per_layer, before.backward + per_layer)
     if layout.pp > 1:
-        sent = 2.0 * layout.virtual_stages * (layout.pp - 1) / layout.pp * micro
+        sent = float(ways) * layout.virtual_stages * (layout.pp - 1) / layout.pp * micro
         more["send"] = tell("pp", "send_recv", _sent_bytes(divided.graph, parts), sent)
     return Talk(**more, taken_fraction=box.taken_fraction), said, total
 
@@ -241,7 +249,7 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
 def _per_layer(divided: Divided, parts: Layers) -> Pass:
     """Tensor-parallel sums of a layer: forward, and backward with those of layers that run again."""
     if not divided.reductions:
-        return Pass(0.0, 0.0)
+        return NO_TIME
     segments = divided.graph.segments
     runs = {name: sum(segments[place].repeat for place in places) or 1 for name, places in (("f", parts.forward), ("b", parts.backward))}
     forward = sum(divided.reductions[place] * segments[place].repeat for place in parts.forward) / runs["f"]
@@ -346,15 +354,15 @@ def whole_step(work: Work, talk: Talk, layout: Layout, parts: Layers) -> float:
     A stage is done when the first micro-batch has reached it, it has run all of them, and the last gradient has gone back to the first
     stage; interleaved, the way there and back is as many times shorter as a GPU has groups of layers, and there are as many more sends.
     """
-    micro, stages, chunks = layout.micro_batches, layout.pp, layout.virtual_stages
+    micro, stages, chunks, ways = layout.micro_batches, layout.pp, layout.virtual_stages, 2.0 if work.trains else 1.0
     ahead, total, way_back, ends = 0.0, 0.0, 0.0, []
     for stage, num_layers in enumerate(parts.per_stage(stages)):
-        where = {"first": stage == 0, "last": stage == stages - 1}
-        forward = forward_pass(work, talk, num_layers, **where)
-        backward = backward_pass(work, talk, num_layers, **where, reduces=False)
-        longer = backward_pass(work, talk, num_layers, **where, reduces=True) - backward if talk.reduce or talk.reduce_rest else 0.0
-        sends = 2.0 * talk.send * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
-        total = max(total, ahead / chunks + 2.0 * stage * talk.send + micro * (forward + backward) + sends)
+        first, last = stage == 0, stage == stages - 1
+        forward = forward_pass(work, talk, num_layers, first=first, last=last)
+        backward = backward_pass(work, talk, num_layers, first=first, last=last, reduces=False) if work.trains else 0.0
+        longer = backward_pass(work, talk, num_layers, first=first, last=last, reduces=True) - backward if work.trains else 0.0
+        sends = ways * talk.send * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
+        total = max(total, ahead / chunks + ways * stage * talk.send + micro * (forward + backward) + sends)
         ends.append((way_back + stage * talk.send, longer))
         ahead += forward + backward
         way_back += backward / chunks
@@ -385,9 +393,9 @@ def memory_of(divided: Divided, layout: Layout, size: Sizes, states: int, reserv
     """The fullest stage. Micro-batches that a stage has begun and not finished keep what their backward pass needs."""
     graph = divided.graph
     parts, live = layers(graph), graph.live_bytes()
-    kept_by_layers = sum(
-        graph.segments[place].repeat * (node.allocated_bytes - node.freed_bytes) for place in parts.forward for node in graph.segments[place].nodes
-    ) / max(1, sum(graph.segments[place].repeat for place in parts.forward))  # fmt: skip
+    runs = [graph.segments[place] for place in parts.forward]
+    gained = sum(segment.repeat * sum(node.allocated_bytes - node.freed_bytes for node in segment.nodes) for segment in runs)
+    kept_by_layers = gained / max(1, sum(segment.repeat for segment in runs))
     kept_by_layers = max(0.0, min(kept_by_layers, live["kept"] / parts.number))
     rest = live["kept"] - kept_by_layers * parts.number
     passing = max(live["forward"], live["loss"], live["backward"]) - live["kept"]
@@ -461,7 +469,8 @@ def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, 
                 spans.append(Span(0, track, name, start_s, end_s))
 
             now += forward_pass(work, talk, parts.number, first=True, last=True, record=record, start=now)
-            now += backward_pass(work, talk, parts.number, first=True, last=True, reduces=final, record=record, start=now)
+            if work.trains:
+                now += backward_pass(work, talk, parts.number, first=True, last=True, reduces=final, record=record, start=now)
         return tuple(spans)
     per_stage = parts.per_stage(layout.pp)
     times = [

@@ -155,7 +155,7 @@ def predict_layouts(
     found = []
     for layout in layouts:
         if layout.is_alone:
-            found.append(_alone(asked, layout, rule))
+            found.append(_alone(asked, layout, rule, draw))
             continue
         box = box or Box(gpu=spec, node=node_of(spec, node), price=asked.price, network_bytes_per_s=network_bytes_per_s)
         found.append(_together(asked, layout, rule, box, graphs, kernels, draw))
@@ -165,7 +165,7 @@ def predict_layouts(
 # ---- one GPU ------------------------------------------------------------------------------------------------------
 
 
-def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str]) -> StepPrediction:
+def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str], draw: bool) -> StepPrediction:
     graph = _graph(asked, layout)
     training = graph.mode == "training"
     micro = layout.micro_batches
@@ -190,13 +190,13 @@ def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str]) -> Ste
         breakdown=breakdown(found, total.median, times_run),
         inputs=_inputs(asked, layout, graph),
         notes=graph.notes,
-        spans=_kernel_spans(found),
+        spans=_kernel_spans(found) if draw else (),
     )
 
 
 def _kernel_spans(found: Priced) -> tuple[Span, ...]:
     """Operators one after another, for a trace."""
-    now, spans = 0.0, []
+    now, spans = 0.0, list[Span]()
     for node in found.graph.nodes():
         if found.places[node] and len(spans) < MOST_SPANS:
             name = node.op.removeprefix("aten.")

@@ -288,6 +288,23 @@ def _nll_loss_backward(node: Node, _: str | None) -> tuple[Any, ...]:
     return (_pass(node, 0.0, 0.0, read=0), MemoryPass(read_bytes=8 * node.outputs[0].shape[0], written_bytes=32 * node.outputs[0].shape[0]))
 
 
+def _fused_loss(node: Node, _: str | None) -> tuple[Any, ...]:
+    """Every logit read once, forward and backward; the gradient is written in its place."""
+    logits = max(node.inputs, key=lambda tensor: tensor.nbytes)
+    return (_pass(node, 4.0, 1.0, elements=logits.numel),)
+
+
+def _logged_loss(node: Node, _: str | None) -> tuple[Any, ...]:
+    """Logits widened, and their log-softmax; of that one entry a row is read."""
+    logits = max(node.inputs, key=lambda tensor: tensor.nbytes)
+    wide = TensorShape("fp32", logits.shape)
+    return (
+        MemoryPass(read_bytes=logits.nbytes, written_bytes=max(1, wide.nbytes)),
+        Softmax(**_rows_and_columns(wide, wide.shape[-1])),
+        MemoryPass(read_bytes=32 * wide.shape[0], written_bytes=4),
+    )
+
+
 def _gather(node: Node, _: str | None) -> tuple[Any, ...]:
     """Only what is picked is read."""
     made = sum(tensor.nbytes for tensor in node.outputs)
@@ -316,6 +333,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward",
                      "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward"),
                     _attention_backward),
+    **dict.fromkeys(("tilecast.fused_cross_entropy", "tilecast.fused_cross_entropy_backward"), _fused_loss),
+    "tilecast.logged_cross_entropy": _logged_loss,
     "nll_loss_forward": _nll_loss, "nll_loss_backward": _nll_loss_backward,
     **dict.fromkeys(("index", "gather", "index_select"), _gather),
     **dict.fromkeys(("sort", "topk", "argsort", "unique"), _sorted),

@@ -1,7 +1,7 @@
 """How many GPUs share a training step, and what one of them then does of the graph.
 
-Ranks are counted as Megatron does: tensor parallel neighbours first, then shards, then replicas, pipeline stages last. Tensor parallelism is
-a graph of the same operators with smaller tensors: heads and the widths between the two linear layers of a pair are divided, the rest is
+Ranks are counted as Megatron does: tensor-parallel neighbours first, then shards, then replicas, pipeline stages last. Tensor parallelism
+is a graph of the same operators with smaller tensors: heads and the widths between the two linear layers of a pair are divided, the rest is
 whole, or with sequence parallelism divided by tokens. Expert parallelism leaves each GPU some experts, with the tokens of all.
 """
 
@@ -118,13 +118,10 @@ def anatomy(graph: OpGraph) -> Anatomy:
     if not tables or not heads:
         raise InvalidInput(f"tp needs a model with an embedding and attention heads, and {graph.name} shows none")
     hidden = max(tables)[-1]
-    weights = frozenset(tensor.shape for tensor, _ in graph.parameters if len(tensor.shape) == 2)
-    widths = set()
-    for node in forward:
-        if node.op in PRODUCTS:
-            (_, k), (_, n) = (tensor.shape for tensor in (node.inputs * 2)[-2:])
-            if (k, n) in weights or (n, k) in weights:
-                widths |= {other for one, other in ((k, n), (n, k)) if one == hidden and other != hidden}
+    matrices = {tensor.shape for tensor, _ in graph.parameters if len(tensor.shape) == 2}
+    multiplied = {(node.inputs * 2)[-1].shape for node in forward if node.op in PRODUCTS}  # a table of positions is none
+    weights = frozenset(shape for shape in matrices if shape in multiplied or shape[::-1] in multiplied)
+    widths = {other for shape in weights for one, other in (shape, shape[::-1]) if one == hidden and other != hidden}
     wide = frozenset(width for width in widths if width * SMALLEST_WIDTH >= hidden)
     return Anatomy(
         hidden=hidden, heads=frozenset(heads), widths=wide, weights=weights, batch=graph.batch or 1, tokens=graph.seq or 1,
@@ -372,6 +369,5 @@ def layers(graph: OpGraph) -> Layers:
         chosen = found[phase]
         for place, segment in enumerate(graph.segments):
             if segment.nodes[0].phase == phase or (phase == "forward" and segment.nodes[0].phase == "loss"):
-                inside = place in chosen
-                named[place] = "layers" if inside else before if chosen and place < chosen[0] else after
+                named[place] = "layers" if place in chosen else before if chosen and place < chosen[0] else after
     return Layers(number=number, forward=frozenset(found["forward"]), backward=frozenset(found["backward"]), places=named)

@@ -34,8 +34,11 @@ def recomputed(segments: tuple[Segment, ...], what: str = "full") -> tuple[Segme
         let_go = list(saved)
         let_go.remove(residual)
         lean = (*first.nodes[:-1], replace(first.nodes[-1], frees=(*first.nodes[-1].frees, *let_go)))
-        again = _marked(_needed(first.nodes, let_go))
-        again = (*again[:-1], replace(again[-1], frees=(*again[-1].frees, residual)))
+        needed, gone = _needed(first.nodes, let_go)
+        # A result that is made again takes the place of the one that was kept.
+        again = _marked(
+            (*needed[:-1], replace(needed[-1], frees=(*needed[-1].frees, *gone, *([residual] if needed == first.nodes else []))))
+        )
         run = (*again, *last.nodes)
     else:
         start, end = _attention(first.nodes)
@@ -64,12 +67,18 @@ def _marked(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(replace(node, phase="backward", options=(*node.options, AGAIN)) for node in nodes)
 
 
-def _needed(nodes: tuple[Node, ...], kept: list[TensorShape]) -> tuple[Node, ...]:
-    """The layer up to the last operator whose result the backward pass reads."""
-    last = max(
-        (place for place, node in enumerate(nodes) if not node.is_view and any(tensor in kept for tensor in node.outputs)), default=0
-    )
-    return nodes[: last + 1]
+def _needed(nodes: tuple[Node, ...], kept: list[TensorShape]) -> tuple[tuple[Node, ...], list[TensorShape]]:
+    """The layer up to the last operator whose result the backward pass reads, and what operators behind it would have freed of it."""
+    read = [place for place, node in enumerate(nodes) if not node.is_view and any(tensor in kept for tensor in node.outputs)]
+    end = max(read, default=0) + 1
+    made = [tensor for node in nodes[end:] if not node.is_view for tensor in node.outputs]
+    gone = []
+    for tensor in (tensor for node in nodes[end:] for tensor in node.frees):
+        if tensor in made:
+            made.remove(tensor)
+        else:
+            gone.append(tensor)
+    return nodes[:end], gone
 
 
 def _attention(nodes: tuple[Node, ...]) -> tuple[int, int]:

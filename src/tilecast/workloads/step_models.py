@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.errors import InvalidInput, MissingExtra, UnknownName
-from tilecast.workloads.model import config_table
 from tilecast.workloads.aten import TRITON_1
+from tilecast.workloads.model import config_table
 from tilecast.workloads.opgraph import Node, OpGraph, Segment, graph_from, renamed
 from tilecast.workloads.recompute import recomputed
 
