@@ -30,6 +30,7 @@ from tilecast.kernels.optimizer_update import IMPLEMENTATIONS, KINDS, OptimizerU
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import Price, price_step, weakest
 from tilecast.workloads.aten import matrix_flop
+from tilecast.workloads.fusion import compiled
 from tilecast.workloads.graph import KernelCall, Step
 from tilecast.workloads.layout import Divided, Layout, expert_parallel, layers, tensor_parallel
 from tilecast.workloads.opgraph import OpGraph, load_graph, renamed
@@ -136,8 +137,6 @@ def predict_layouts(
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
     if runtime not in RUNTIMES:
         raise InvalidInput(f"runtime = {runtime!r} must be one of {', '.join(RUNTIMES)}")
-    if runtime == "compiled":
-        raise InvalidInput("runtime = 'compiled' is not supported yet: give 'eager'")
     if dtype not in DTYPES:
         raise InvalidInput(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
     if recompute not in (False, True, *RECOMPUTE):
@@ -234,7 +233,7 @@ def _graph(asked: Question, layout: Layout) -> OpGraph:
         )  # fmt: skip
     if layout.micro_batches > 1 and graph.mode != "training" and layout.pp == 1:
         raise InvalidInput("micro_batches is for training: an inference pass has one")
-    return graph
+    return compiled(graph) if asked.runtime == "compiled" else graph
 
 
 def _optimizer(name: str | None) -> tuple[str | None, str]:

@@ -5,7 +5,7 @@ Shapes come from the graph, so nothing here knows PyTorch.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -80,6 +80,9 @@ def launches(node: Node, matrix_dtype: str | None = None) -> tuple[Launch, ...]:
     """The kernels eager PyTorch runs for a node. `matrix_dtype` replaces fp32 in matrix products: tf32."""
     if node.is_view or not any(tensor.nbytes for tensor in node.outputs):
         return ()
+    if node.op.startswith("fused."):  # workloads/fusion.py
+        work = dict(node.options)
+        return (Launch(replace(_pass(node, 0.0, 0.0), flop=work["flop"], special_ops=work["special"])),)
     name = node.op.removeprefix("aten.").rstrip("_") if node.op.startswith("aten.") else node.op
     if name in RULES:
         return tuple(Launch(kernel) for kernel in RULES[name](node, matrix_dtype))
