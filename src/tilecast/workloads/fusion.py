@@ -84,7 +84,7 @@ class Group:
         """One node: what it reads from memory, what it writes, and its work."""
         if len(self.nodes) == 1 and name_of(self.nodes[0]) in NORMS:
             return self.nodes[0]
-        held: list[tuple[str, int]] = []  # in registers: read or made before
+        held: list[tuple[str, int]] = []  # made before, and in registers
         reads: list[TensorShape] = []
         written: list[TensorShape] = []
         flop = special = 0.0
@@ -96,7 +96,6 @@ class Group:
                     waiting.remove(key)
                 else:
                     reads.append(_looked_up(node, tensor))
-                    held.append(key)
             before = len(written)
             written += node.outputs
             held += [(tensor.dtype, tensor.numel) for tensor in node.outputs]
