@@ -189,7 +189,7 @@ def test_a_saved_graph_is_a_model(tilecast, tmp_path):
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --recompute", "recompute is for training", 2),
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --dtype fp4", "dtype = 'fp4' must be one of", 2),
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --attention warp", "attention = 'warp' must be one of", 2),
-        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --runtime compiled", "not supported yet", 2),
+        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --runtime turbo", "runtime = 'turbo' must be one of eager, compiled", 2),
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --dp 4", "batch = 6 must be a multiple of 4 (dp 4)", 2),
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --dp -4", "dp = -4 must be a whole number from 1", 2),
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --fsdp many", "--fsdp 'many' must be a whole number", 2),

@@ -18,7 +18,8 @@ class TokenLoss(nn.Module):
         every = outputs if isinstance(outputs, tuple) else (outputs,)
         losses = []
         for logits in every:
-            rows = logits.reshape(-1, logits.size(-1)).float()
+            rows = logits.reshape(-1, logits.size(-1))
+            rows = rows if rows.dtype == torch.float32 else rows.float()
             losses.append(F.cross_entropy(rows, torch.zeros(rows.size(0), dtype=torch.int64)))
         return losses[0] if len(losses) == 1 else losses[0] + losses[1]
 
