@@ -150,7 +150,7 @@ def run(quick: bool) -> Result:
             "Only NeuSight predicted fused, AMD and 4-GPU runs: compare the others with it slice by slice.",
             "Tilecast runs its own graphs, its matrix products with weights fitted on NeuSight's training rows; `all kernel data` are the"
             " weights that ship, which know L4 and A100-80GB.",
-            "Fused runs are `--runtime compiled`: groups as inductor forms them today, attention as one kernel (the labels are PyTorch 2.1).",
+            "Fused runs are `--runtime compiled`: groups as inductor forms them today, attention as one kernel (labels: PyTorch 2.1).",
             "4-GPU runs: DP is eager PyTorch; TP and PP ran in Megatron-LM, which fuses biases and softmax; ours are eager.",
             "Backward includes the accumulation of gradients, on both sides; there is no optimizer step.",
             "MI210, GPT2-Large, batch 4, training is an anomalous label; it is kept here as in NeuSight's own figures, and left out in"
