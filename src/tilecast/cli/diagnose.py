@@ -99,7 +99,7 @@ def diagnose_report(
     found: Diagnosis, line: str, python: str, *, inputs: dict[str, object], every: bool = False, other: Diagnosis | None = None,
     compared: "Difference | None" = None,
 ) -> Report:  # fmt: skip
-    payload = {**found.to_dict(), "inputs": inputs, "versions": versions()}
+    payload = {**found.to_dict(), "answer": answer(found), "inputs": inputs, "versions": versions()}
     grids = [_headline(found), _findings(found), _ranks(found), _recoverable(found, every), _advice(found, every), _families(found)]
     grids += [_unpriced(found, every), _unknown(found, every), _notes(found)]
     if compared is not None and other is not None:

@@ -20,6 +20,7 @@ from tilecast.errors import InvalidInput, MissingData
 CHUNK_BYTES = 1 << 22
 MOST_BYTES_PER_VALUE = 1 << 26  # one event, or one entry of the metadata
 SPACE = " \t\r\n"
+LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")  # that a file may break off in; an empty rest is the start of each
 GPU_KINDS = {"kernel": 0, "gpu_memcpy": 1, "memcpy": 1, "gpu_memset": 2, "memset": 2}
 HOST_CALLS = ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "mtia_runtime")
 OPERATORS = ("cpu_op", "operator")
@@ -143,7 +144,7 @@ class _Text:
         if self.is_done:
             return False
         try:
-            piece = self.source.read(CHUNK_BYTES)
+            piece = self.source.read1(CHUNK_BYTES)  # what there is: a whole read would lose what comes before a cut
         except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
             piece = b""
             self.trace.truncated = f"the compressed data end early ({problem})"
@@ -179,13 +180,12 @@ class _Text:
             try:
                 found, end = self.decoder.raw_decode(self.buffer, self.place)
             except json.JSONDecodeError as problem:
-                room = len(self.buffer) - self.place
-                if room > MOST_BYTES_PER_VALUE or (self.is_done and problem.pos < len(self.buffer) - 1 and problem.msg[:6] != "Unterm"):
-                    near = self.buffer[problem.pos : problem.pos + 20]
-                    raise InvalidInput(f"{self.path} is not valid JSON: {problem.msg.lower()} at {near!r}") from None
-                if not self.more():
+                rest = self.buffer[problem.pos :]  # reading on moves the buffer
+                if len(self.buffer) - self.place <= MOST_BYTES_PER_VALUE and self.more():
+                    continue
+                if self.is_done and (problem.msg.startswith("Unterminated") or any(word.startswith(rest) for word in LITERALS)):
                     raise _Truncated from None
-                continue
+                raise InvalidInput(f"{self.path} is not valid JSON: {problem.msg.lower()} at {rest[:20]!r}") from None
             if end == len(self.buffer) and not self.is_done and not isinstance(found, dict | list | str):
                 self.more()  # a number may go on
                 continue
