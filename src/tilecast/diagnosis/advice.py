@@ -38,6 +38,7 @@ class Facts:
     one_by_one: bool = False  # the kernel takes single elements
     strided: tuple[int, ...] | None = None  # the strides of an operand that is not contiguous
     is_amd: bool = False
+    is_extrapolated: bool = False  # nobody measured such kernels on such a GPU
 
 
 def advise(facts: Facts) -> str:
@@ -139,7 +140,10 @@ PARTS = {
 
 def _another_kernel(facts: Facts) -> str:
     ratio = facts.measured_s / facts.ceiling_s
-    blame = f"It takes {time(facts.measured_s)}, {_times(ratio)} the {time(facts.ceiling_s)} that well-made kernels need for this work"
+    known = " (extrapolated from other GPUs)" if facts.is_extrapolated else ""
+    blame = (
+        f"It takes {time(facts.measured_s)}, {_times(ratio)} the {time(facts.ceiling_s)} that well-made kernels need for this work{known}"
+    )
     if facts.family == "moe":
         tuned = "`tilecast tune moe` for its tiles" if "Triton" in facts.library else f"another backend than {facts.library}"
         return f"{blame}: try {tuned}, and look at how evenly tokens fall on experts."

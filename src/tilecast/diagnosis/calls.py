@@ -19,7 +19,16 @@ from tilecast.diagnosis.trace_reader import Columns, Op, Trace
 from tilecast.execution.tasks import Floats
 
 WHOLE_OPERATOR = ("moe",)  # families whose model counts all kernels of the operator
-PRIORITY = ("moe", "mla", "attention", "attention_backward", "conv2d", "gemm")  # which of an operator's kernels is the main one
+PRIORITY = (
+    "moe",
+    "mla",
+    "attention",
+    "attention_backward",
+    "conv2d",
+    "conv2d_dgrad",
+    "conv2d_wgrad",
+    "gemm",
+)  # which of an operator's kernels is the main one
 SAME_LENGTH = 0.2  # an identical launch takes as long, within this share
 MICROSECOND = 1e-6
 

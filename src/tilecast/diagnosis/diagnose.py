@@ -363,6 +363,7 @@ def _row(group: CallGroup, total_s: float, pricer: _Pricer, world_size: int | No
         one_by_one=getattr(kernel, "identity", None) == "scalar",
         strided=_strided(group),
         is_amd=pricer.gpu.vendor.lower() == "amd",
+        is_extrapolated="unseen" in ceiling_from,
     )
     return replace(
         row,

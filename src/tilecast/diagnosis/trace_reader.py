@@ -25,7 +25,7 @@ GPU_KINDS = {"kernel": 0, "gpu_memcpy": 1, "memcpy": 1, "gpu_memset": 2, "memset
 HOST_CALLS = ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "mtia_runtime")
 OPERATORS = ("cpu_op", "operator")
 LAUNCHING = ("launch", "memcpy", "memset")  # in the names of the calls that start work on the GPU
-KEEPS_SCALARS = ("attention", "attn", "mha", "fmha", "conv", "softmax", "norm", "sdpa", "rotary", "rope", "embedding", "sum", "mean", "var")
+KEEPS_SCALARS = ("attention", "attn", "mha", "fmha", "conv", "softmax", "norm", "sdpa", "rotary", "rope", "embedding")
 COLLECTIVE = ("Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype")
 Progress = Callable[[int, int, int], None]  # bytes of the file read, bytes of the file, events so far
 
