@@ -153,6 +153,8 @@ def _another_kernel(facts: Facts) -> str:
         return f"{blame}: another tile or library may help (it ran {_tile(facts.kernel)})."
     if facts.family.startswith("attention"):
         return f"{blame}: try another attention backend than {facts.library}."
+    if facts.library == "driver":
+        return f"{blame}: write the result where it is needed in the first place, and the copy is gone."
     if facts.family == "conv2d":
         return f"{blame}: channels-last layout, or a plain matrix product where windows do not overlap."
     return f"{blame}: a fused or vectorised kernel would come nearer."

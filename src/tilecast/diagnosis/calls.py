@@ -59,6 +59,7 @@ class CallGroup:
     durations_s: Floats
     helper_s: float = 0.0
     modules: Counter[str] = field(default_factory=Counter)
+    num_inferred: int = 0  # of the calls
     inferred_s: float = 0.0  # part of the durations: launches whose operator is that of an identical one
 
     @property
@@ -328,6 +329,7 @@ def _infer(groups: list[CallGroup]) -> list[CallGroup]:
             kept.append(group)
             continue
         twin.durations_s = np.concatenate([twin.durations_s, group.durations_s])
+        twin.num_inferred += len(group.durations_s)
         twin.inferred_s += group.total_s
     return kept
 

@@ -53,6 +53,7 @@ class Row:
     fastest_s: float
     slowest_s: float
     helper_s: float  # per call
+    inferred_calls: int
     inferred_s: float  # part of total_s: launches whose operator is that of an identical one
     in_graph: bool
     unpriced_because: str = ""
@@ -263,6 +264,7 @@ def _merge(groups: Iterable[CallGroup]) -> list[CallGroup]:
             first = found[key]
             first.durations_s = np.concatenate([first.durations_s, group.durations_s])
             first.helper_s += group.helper_s
+            first.num_inferred += group.num_inferred
             first.inferred_s += group.inferred_s
             first.modules.update(group.modules)
         else:
@@ -325,6 +327,7 @@ def _row(group: CallGroup, total_s: float, pricer: _Pricer, world_size: int | No
         fastest_s=float(durations.min()),
         slowest_s=float(durations.max()),
         helper_s=group.helper_s / len(durations),
+        inferred_calls=group.num_inferred,
         inferred_s=group.inferred_s,
         in_graph=group.in_graph,
     )

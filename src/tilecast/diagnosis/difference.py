@@ -6,13 +6,14 @@ priced, the prediction says how much of the latter the GPUs explain.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast import units
 from tilecast.diagnosis.diagnose import Diagnosis, Row
 
 NO_SHAPES = " without shapes"
+TELLING_SHARE = 0.1  # of a family's difference, for one piece of work to be named
 LEAST_SHARE = 0.02  # of the difference's absolute parts, to be worth a sentence
 
 
@@ -124,6 +125,14 @@ def difference(this: Diagnosis, other: Diagnosis) -> Difference:
     )
 
 
+def _pieces(row: Row) -> list[Row]:
+    """Calls whose operator was recorded, and those that only look like them: the other run may lack the latter's."""
+    if not row.inferred_calls:
+        return [row]
+    seen = replace(row, calls=row.calls - row.inferred_calls, total_s=row.total_s - row.inferred_s)
+    return [seen, replace(row, op="", shapes="", calls=row.inferred_calls, total_s=row.inferred_s, predicted_s=None)]
+
+
 def _work(row: Row) -> tuple[str, str]:
     """The operator and its shapes; without them the family, in which kernels of two vendors meet."""
     return (f"{row.op} {row.shapes}".strip(), row.family) if row.op and row.shapes else (f"{row.family}{NO_SHAPES}", row.family)
@@ -131,8 +140,8 @@ def _work(row: Row) -> tuple[str, str]:
 
 def _sides(found: Diagnosis, key: Callable[[Row], tuple[str, str]]) -> dict[tuple[str, str], Side]:
     groups: dict[tuple[str, str], list[Row]] = {}
-    for row in found.rows:
-        groups.setdefault(key(row), []).append(row)
+    for piece in (piece for row in found.rows for piece in _pieces(row)):
+        groups.setdefault(key(piece), []).append(piece)
     return {name: _side(rows, max(1, len(found.ranks))) for name, rows in groups.items()}
 
 
@@ -166,10 +175,10 @@ def _sentences(found: Difference) -> list[str]:
         more = f" ({_signed(part.by_calls_s)} by the number of calls, {part.other.calls:,} then {part.this.calls:,})"
         why = more if part.this.calls != part.other.calls else ""
         detail = ""
-        if most is not None and most.ratio is not None and abs(most.difference_s) > 0.2 * abs(part.difference_s):
+        if most is not None and most.ratio is not None and abs(most.difference_s) > TELLING_SHARE * abs(part.difference_s):
             expected = f"; the prediction says {most.predicted_ratio:.2f} times" if most.predicted_ratio is not None else ""
             other_kernel = f", {most.this.kernel} in place of {most.other.kernel}" if most.this.kernel != most.other.kernel else ""
-            detail = f": most of it {most.name}, {most.ratio:.2f} times as long a call{other_kernel}{expected}"
+            detail = f": {_signed(most.difference_s)} of it {most.name}, {most.ratio:.2f} times as long a call{other_kernel}{expected}"
         said.append(f"{part.family}: {_signed(part.difference_s)}{why}{detail}.")
     return said
 

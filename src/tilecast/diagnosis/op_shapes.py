@@ -54,7 +54,7 @@ def launch_of(group: CallGroup, world_size: int | None = None) -> Launch:
         raise Unpriced(f"no model of {family}")
     try:
         made = rule(group)
-    except (IndexError, ValueError, KeyError, ZeroDivisionError) as problem:
+    except (IndexError, ValueError, KeyError, ZeroDivisionError, TypeError, OverflowError, StopIteration) as problem:
         raise Unpriced(f"the shapes of {group.op.name} are not as expected ({problem})") from None
     return made if isinstance(made, Launch) else Launch(made)
 

@@ -8,6 +8,7 @@ such files carry environments, and those carry secrets.
 import codecs
 import gzip
 import json
+import math
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -259,18 +260,18 @@ def _keeper(trace: Trace) -> Callable[[Mapping[str, Any]], None]:
     def keep(event: Mapping[str, Any]) -> None:
         category = str(event.get("cat", "")).lower()
         if category == "python_function":
-            name = event.get("name", "")
+            name = str(event.get("name", ""))
             if name.startswith("nn.Module"):
                 row = (trace.module_names.number(name.partition(": ")[2] or name), *_span(event), _thread(trace, event))
                 _add(trace.modules, row)
         elif category in OPERATORS:
-            arguments = event.get("args") or {}
+            arguments = _arguments(event)
             external = _integer(arguments.get("External id", arguments.get("external id")))
             _add(trace.ops, (external, trace.op_values.number(_op(event, arguments)), *_span(event), _thread(trace, event)))
         elif category in HOST_CALLS:
             name = str(event.get("name", "")).lower()
             if any(word in name for word in LAUNCHING):
-                arguments = event.get("args") or {}
+                arguments = _arguments(event)
                 external = _integer(arguments.get("External id", arguments.get("external id")))
                 _add(
                     trace.calls,
@@ -287,14 +288,14 @@ def _keeper(trace: Trace) -> Callable[[Mapping[str, Any]], None]:
 
 
 def _keep_gpu_event(trace: Trace, event: Mapping[str, Any], kind: int) -> None:
-    arguments = event.get("args") or {}
+    arguments = _arguments(event)
     start, dur = event.get("ts"), event.get("dur")
     start, dur = (_number(value) for value in (start, dur))
-    if not (start == start and dur >= 0):  # nan is neither
+    if not (math.isfinite(start) and 0 <= dur < math.inf):  # nan is neither
         trace.num_dropped += 1
         return
-    grid, block = arguments.get("grid"), arguments.get("block")
-    shape = trace.shapes.number((tuple(grid), tuple(block or ()))) if isinstance(grid, list) else -1
+    grid, block = (_frozen(arguments.get(name)) for name in ("grid", "block"))
+    shape = trace.shapes.number((grid, block)) if grid else -1
     collective = tuple(str(arguments[name]) for name in COLLECTIVE) if all(name in arguments for name in COLLECTIVE) else None
     _add(
         trace.gpu_events,
@@ -314,18 +315,25 @@ def _op(event: Mapping[str, Any], arguments: Mapping[str, Any]) -> Op:
     if not isinstance(dims, list):
         return Op(name)
     scalars = arguments.get("Concrete Inputs") if any(word in name.lower() for word in KEEPS_SCALARS) else None
-    return Op(
-        name,
-        _frozen(dims),
-        tuple(str(one) for one in arguments.get("Input type", ()) or ()),
-        tuple(str(one) for one in scalars or ()),
-        True,
-        _frozen(arguments.get("Input Strides") or []),
-    )
+    return Op(name, _frozen(dims), _texts(arguments.get("Input type")), _texts(scalars), True, _frozen(arguments.get("Input Strides")))
+
+
+def _arguments(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = event.get("args")
+    return found if isinstance(found, dict) else {}
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
+    """Lists of whole numbers, and lists of those, as tuples; what is neither is empty."""
+    if not isinstance(value, list):
+        return ()
+    if all(type(one) is int and one >= 0 for one in value):
+        return tuple(value)
+    return tuple(_frozen(one) for one in value)
 
 
 def _add(columns: Columns, row: tuple[Any, ...]) -> None:
@@ -357,7 +365,7 @@ def _integer(value: Any) -> int:
 
 
 def _thread(trace: Trace, event: Mapping[str, Any]) -> int:
-    return trace.threads.number((event.get("pid"), event.get("tid")))
+    return trace.threads.number((str(event.get("pid")), str(event.get("tid"))))
 
 
 def trace_files(paths: tuple[str, ...]) -> Iterator[Path]:

@@ -34,17 +34,16 @@ def page(report: Report) -> str:
         "<h2>Where time could be saved</h2>",
         f"<div class='pair'>{''.join(_kernel(place, row) for place, row in enumerate(ranked[:MOST_CARDS], 1))}</div>",
     ]
-    if ranked:
-        body += ["<h2>Measured against ceiling</h2>", _scatter(found)]
+    if any(row["is_priced"] for row in found["kernels"]):
+        errors = pages.card("How good the predictions were", pages.table(_errors(found)), "Every call weighs as its time.")
+        body += ["<h2>Measured, ceiling, predicted</h2>", f"<div class='pair'>{_scatter(found)}{errors}</div>"]
     if "against" in found:
         body += ["<h2>Against the other run</h2>", _against(found["against"])]
     body += [
         "<h2>Every kernel</h2>",
         _details(f"The {min(len(found['kernels']), MOST_ROWS)} that matter most", pages.table(_every(found))),
-        _details("Named, but not priced", pages.table(_unpriced(found))),
-        _details("Unknown kernels", pages.table(_unknown(found))),
-        "<h2>How good the predictions were</h2>",
-        pages.table(_errors(found)),
+        _details("Named, but not priced", pages.table(_unpriced(found))) if _unpriced(found).rows else "",
+        _details("Unknown kernels", pages.table(_unknown(found))) if found["unknown"] else "",
         "<h2>What it rests on</h2>",
         _made_by(report),
     ]
@@ -182,7 +181,7 @@ def _scatter(found: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     diagonal = Series(name="at the ceiling", points=[(x.low, x.low, ""), (x.high, x.high, "")], colour=7, dots=False, dashed=True)
     drawn = chart(x, y, [diagonal, *(cloud for cloud in clouds if cloud.points)], title="Measured against ceiling")
-    return f"<div class='pair'>{pages.card('Every priced kernel', drawn, 'Above the line: time that better kernels would save.')}</div>"
+    return pages.card("Measured against ceiling", drawn, "Above the line: time that better kernels would save.")
 
 
 def _belongs(model: str, name: str, kept: Sequence[str]) -> bool:
@@ -244,7 +243,8 @@ def _every(found: Mapping[str, Any]) -> Grid:
 
 
 def _unpriced(found: Mapping[str, Any]) -> Grid:
-    missing = sorted((row for row in found["kernels"] if not row["is_priced"]), key=lambda row: -row["total_s"])
+    missing = [row for row in found["kernels"] if not row["is_priced"] and row["family"] != "unknown"]
+    missing.sort(key=lambda row: -row["total_s"])
     rows = [
         (row["kernel"], row["op"], f"{row['calls']:,}", seconds(row["total_s"]), percent(row["share_fraction"]), row["unpriced_because"])
         for row in missing[:MOST_ROWS]
