@@ -80,6 +80,7 @@ def test_a_trace_that_breaks_off_is_read_up_to_there_and_marked_partial(tmp_path
         ('{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "not valid JSON"),
         ('{"traceEvents": 3}', "not valid JSON"),
         ('{"traceEvents": [{"ph": nope}]}', "not valid JSON"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_what_is_no_trace_is_refused_in_one_sentence(tmp_path: Path, tilecast: Tilecast, text: str, sentence: str) -> None:

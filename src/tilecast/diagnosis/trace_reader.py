@@ -9,6 +9,7 @@ import codecs
 import gzip
 import json
 import math
+import re
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from tilecast.errors import InvalidInput, MissingData
 CHUNK_BYTES = 1 << 22
 MOST_BYTES_PER_VALUE = 1 << 26  # one event, or one entry of the metadata
 SPACE = " \t\r\n"
+BETWEEN_EVENTS = re.compile(r"[ \t\r\n]*,[ \t\r\n]*(?=\{)")
 LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")  # that a file may break off in; an empty rest is the start of each
 GPU_KINDS = {"kernel": 0, "gpu_memcpy": 1, "memcpy": 1, "gpu_memset": 2, "memset": 2}
 HOST_CALLS = ("cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "xpu_runtime", "privateuse1_runtime", "mtia_runtime")
@@ -176,10 +178,13 @@ class _Text:
 
     def value(self) -> Any:
         """The next value, whole."""
-        self.peek()
+        if not self.buffer.startswith("{", self.place):
+            self.peek()
         while True:
             try:
                 found, end = self.decoder.raw_decode(self.buffer, self.place)
+            except RecursionError:
+                raise InvalidInput(f"{self.path} is no trace: its values are nested too deeply") from None
             except json.JSONDecodeError as problem:
                 rest = self.buffer[problem.pos :]  # reading on moves the buffer
                 if len(self.buffer) - self.place <= MOST_BYTES_PER_VALUE and self.more():
@@ -234,6 +239,9 @@ def _events(text: _Text, trace: Trace) -> None:
         trace.num_events += 1
         if isinstance(found, dict) and found.get("ph") == "X":
             keep(found)
+        if between := BETWEEN_EVENTS.match(text.buffer, text.place):  # nearly always; the rest of the loop is for the edges of a piece
+            text.place = between.end()
+            continue
         if text.peek() == "]":
             break
         text.take(",")
@@ -289,8 +297,7 @@ def _keeper(trace: Trace) -> Callable[[Mapping[str, Any]], None]:
 
 def _keep_gpu_event(trace: Trace, event: Mapping[str, Any], kind: int) -> None:
     arguments = _arguments(event)
-    start, dur = event.get("ts"), event.get("dur")
-    start, dur = (_number(value) for value in (start, dur))
+    start, dur = _number(event.get("ts")), _number(event.get("dur"))
     if not (math.isfinite(start) and 0 <= dur < math.inf):  # nan is neither
         trace.num_dropped += 1
         return
