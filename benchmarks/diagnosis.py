@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tilecast import units
-from tilecast.diagnosis.diagnose import Diagnosis, Row, diagnose
+from tilecast.diagnosis.diagnose import Diagnosis, diagnose
+from tilecast.diagnosis.rows import Row
 from tilecast.errors import MissingData, MissingExtra
 from tilecast.palette import SERIES
 from tilecast.report import versions

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.unit.made_trace import plain
 from tilecast.diagnosis.diagnose import diagnose
-from tilecast.diagnosis.timeline import merged
+from tilecast.diagnosis.timeline import covered, merged
 from tilecast.errors import TilecastError
 
 TEXT = json.dumps(plain(3).document()).encode()
@@ -89,3 +89,16 @@ def test_a_union_of_intervals_is_no_longer_than_their_sum_and_covers_each(spans:
     assert np.all(low[1:] > high[:-1])
     for begin, end in zip(start, start + length, strict=True):
         assert np.any((low <= begin) & (end <= high + 1e-12))
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 10)), min_size=1, max_size=12),
+    others=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 10)), max_size=12),
+)
+def test_what_lies_inside_a_union_is_counted_moment_by_moment(spans: list[tuple[int, int]], others: list[tuple[int, int]]) -> None:
+    start, length = np.array(spans, dtype=float).T
+    begins, sizes = np.array(sorted(others), dtype=float).reshape(-1, 2).T
+    low, high = merged(begins, begins + sizes)
+    ticks = {moment for begin, size in others for moment in range(begin, begin + size)}
+    expected = [sum(moment in ticks for moment in range(begin, begin + size)) for begin, size in spans]
+    assert covered(start, start + length, low, high).tolist() == expected

@@ -289,6 +289,24 @@ def test_the_timeline_worked_by_hand(tmp_path: Path) -> None:
     assert times.waiting_for_host_s == pytest.approx(12e-6)
 
 
+def test_time_beside_communication_is_told_of_both_sides(tmp_path: Path) -> None:
+    # a product of 1000 us beside 400 us of communication, which hides behind it wholly
+    made = Made()
+    extra = {"Collective name": "allreduce", "In msg nelems": 4096, "Out msg nelems": 4096, "Group size": 2, "dtype": "BFloat16"}
+    made.call("aten::mm", MM, GEMM, 0.0, 1000.0)
+    made.call("record_param_comms", [[4096]], NCCL, 100.0, 400.0, stream=20, **extra)
+    rows = {row.op: row for row in diagnose(made.write(tmp_path / "t.json")).rows}
+    assert rows["aten::mm"].beside_fraction == pytest.approx(0.4)
+    assert "Communication runs beside it for 40 % of its time" in rows["aten::mm"].advice
+    assert rows["record_param_comms"].beside_fraction == pytest.approx(1.0)
+    assert rows["record_param_comms"].advice.startswith("100 % of it hides behind computation (400 us a call)")
+    for event in made.events[3:]:
+        event["ts"] += 2000.0  # the same, one after the other
+    rows = {row.op: row for row in diagnose(made.write(tmp_path / "t.json")).rows}
+    assert rows["aten::mm"].beside_fraction == 0
+    assert "beside" not in rows["aten::mm"].advice
+
+
 def test_recoverable_time_is_calls_times_measured_less_ceiling(tmp_path: Path) -> None:
     found = diagnose(plain(5).write(tmp_path / "t.json"))
     row = next(row for row in found.rows if row.op == "aten::mm")

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from tests.unit.made_trace import ADD, BF16, GEMM, NCCL, Made
-from tilecast.diagnosis.diagnose import Row, diagnose
+from tilecast.diagnosis.diagnose import diagnose
+from tilecast.diagnosis.rows import Row
 
 ELEMENTWISE = "void at::native::elementwise_kernel<128, 4, at::native::gpu_kernel_impl_nocast<x> >"
 REDUCE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float>>>"

@@ -10,13 +10,15 @@ import click
 from tilecast import hardware, units
 from tilecast.cli.files import target, write_whole
 from tilecast.cli.output import command_line, emit, output_options, say
-from tilecast.diagnosis.diagnose import Diagnosis, Row, diagnose
+from tilecast.diagnosis.diagnose import Diagnosis, diagnose
+from tilecast.diagnosis.rows import Row
 from tilecast.report import Grid, Report, versions
 
 if TYPE_CHECKING:
     from tilecast.diagnosis.difference import Difference
 
 MOST_SHOWN = 12
+MOST_PARTS = 3  # of a gap, in a table
 LARGE_BYTES = 16 << 20  # of a file, from which on its reading is reported
 EVERY_S = 2.0
 
@@ -207,8 +209,14 @@ def _recoverable(found: Diagnosis, every: bool) -> Grid:
 
 
 def _advice(found: Diagnosis, every: bool) -> Grid:
-    rows = [(str(place), row.advice) for place, row in enumerate(_shown(ranked(found), every), 1)]
-    return Grid(title="What to do about them", columns=("#", "advice"), rows=rows)
+    rows = [(str(place), row.advice, _gap(row)) for place, row in enumerate(_shown(ranked(found), every), 1)]
+    return Grid(title="What to do about them", columns=("#", "advice", "above the bound"), rows=rows, spare=("above the bound",))
+
+
+def _gap(row: Row) -> str:
+    """The largest parts of what lies between bound and measured."""
+    largest = sorted((part for part in row.parts if part[1] > 0), key=lambda part: -part[1])[:MOST_PARTS]
+    return ", ".join(f"{name} {seconds(value)}" for name, value in largest)
 
 
 def _families(found: Diagnosis) -> Grid:

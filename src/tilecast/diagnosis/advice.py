@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tilecast import units
+from tilecast.diagnosis.kernel_names import COMMUNICATION
 
 AT_CEILING = 1.1  # measured over ceiling, below which nothing is to be had
 SLOW = 1.3  # measured over predicted, above which the kernel itself is to blame
+BESIDE = 0.3  # of a kernel's time beside communication, from which on that is worth saying
+HIDDEN = 0.9  # of a collective's time behind computation
 TELLING_PART = 0.25  # of the gap to the bound
 LEAST_IDLE, LEAST_EXPOSED, LEAST_WAIT = 0.05, 0.05, 0.02  # of the span, to be worth a sentence
 LEAST_POINTWISE, LEAST_COPIES = 0.2, 0.01  # of GPU time
@@ -39,14 +42,16 @@ class Facts:
     strided: tuple[int, ...] | None = None  # the strides of an operand that is not contiguous
     is_amd: bool = False
     is_extrapolated: bool = False  # nobody measured such kernels on such a GPU
+    beside_fraction: float = 0.0  # of its time, communication ran beside computation
 
 
 def advise(facts: Facts) -> str:
     """What would help this kernel."""
-    for rule in (_at_ceiling, _unaligned, _scattered, _communication, _largest_part):
-        if sentence := rule(facts):
-            return sentence
-    return _another_kernel(facts)
+    rules = (_at_ceiling, _unaligned, _scattered, _communication, _largest_part)
+    sentence = next((said for rule in rules if (said := rule(facts))), None) or _another_kernel(facts)
+    if facts.beside_fraction > BESIDE and facts.family not in COMMUNICATION and facts.measured_s > AT_CEILING * facts.ceiling_s:
+        sentence += f" Communication runs beside it for {_percent(facts.beside_fraction)} of its time, which slows it."
+    return sentence
 
 
 def time(value: float) -> str:
@@ -71,11 +76,16 @@ def _at_ceiling(facts: Facts) -> str | None:
     return f"As fast as such kernels get ({time(facts.measured_s)} against a ceiling of {time(facts.ceiling_s)}): only {less}."
 
 
-def _unaligned(facts: Facts) -> str | None:
-    """Rows that do not start on 16 bytes cannot be read 16 bytes at a time."""
+def unaligned(facts: Facts) -> dict[str, int]:
+    """Sizes that keep rows from starting on 16 bytes."""
     step = PACKED.get(int(facts.element_bytes), 8)
     inner = {"gemm": ("n", "k"), "softmax": ("cols",), "layer_norm": ("cols",), "rms_norm": ("cols",)}.get(facts.family, ())
-    odd = {name: int(facts.sizes[name]) for name in inner if isinstance(facts.sizes.get(name), int) and facts.sizes[name] % step}
+    return {name: int(facts.sizes[name]) for name in inner if isinstance(facts.sizes.get(name), int) and facts.sizes[name] % step}
+
+
+def _unaligned(facts: Facts) -> str | None:
+    """Such rows cannot be read 16 bytes at a time."""
+    odd, step = unaligned(facts), PACKED.get(int(facts.element_bytes), 8)
     if not odd or facts.measured_s < SLOW * facts.predicted_s:
         return None
     name, value = max(odd.items(), key=lambda item: item[1])
@@ -101,8 +111,11 @@ def _scattered(facts: Facts) -> str | None:
 
 
 def _communication(facts: Facts) -> str | None:
-    if facts.bound_by not in ("link", "network") and facts.family not in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"):
+    if facts.family not in COMMUNICATION:
         return None
+    if facts.beside_fraction > HIDDEN:
+        hidden = _percent(facts.beside_fraction)
+        return f"{hidden} of it hides behind computation ({time(facts.measured_s)} a call), so a faster one would save little."
     size = units.human("_bytes", float(facts.sizes.get("bytes", 0)))
     ranks = facts.sizes.get("num_gpus", "?")
     return (

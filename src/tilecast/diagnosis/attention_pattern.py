@@ -2,20 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tilecast.diagnosis.advice import unfused_attention
+from tilecast.diagnosis.rows import Row
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.attention import AttentionPrefill
 from tilecast.predictors import predict_kernel
 
-if TYPE_CHECKING:
-    from tilecast.diagnosis.diagnose import Row
-
 LEAST_SHARE = 0.05  # of GPU time, below which it is not worth a sentence
 
 
-def unfused(rows: "Sequence[Row]", gpu: GpuSpec, total_s: float) -> str | None:
+def unfused(rows: Sequence[Row], gpu: GpuSpec, total_s: float) -> str | None:
     """A sentence on the largest such attention; None where there is none worth naming."""
     best: tuple[float, str] | None = None
     for soft in (row for row in rows if row.model == "softmax" and row.sizes is not None):
@@ -36,7 +34,7 @@ def unfused(rows: "Sequence[Row]", gpu: GpuSpec, total_s: float) -> str | None:
     return best[1] if best is not None else None
 
 
-def _around(soft: "Row", rows: "Sequence[Row]") -> "tuple[Row, Row] | None":
+def _around(soft: Row, rows: Sequence[Row]) -> tuple[Row, Row] | None:
     """The product that makes the scores, and the one that takes them."""
     count, width = _size(soft, "rows"), _size(soft, "cols")
     products = [row for row in rows if row.model == "gemm" and row.sizes is not None and row.calls == soft.calls]
@@ -45,7 +43,7 @@ def _around(soft: "Row", rows: "Sequence[Row]") -> "tuple[Row, Row] | None":
     return next(((one, other) for one in makes for other in takes if one is not other and _size(one, "k") == _size(other, "n")), None)
 
 
-def _scalings(soft: "Row", rows: "Sequence[Row]") -> float:
+def _scalings(soft: Row, rows: Sequence[Row]) -> float:
     """Pointwise passes over the same scores: scaling, masking."""
     elements = _size(soft, "rows") * _size(soft, "cols")
     return sum(row.total_s for row in rows if row.family == "elementwise" and elements == _largest(row.shapes))
@@ -56,6 +54,6 @@ def _largest(shapes: str) -> int:
     return max((math.prod(map(int, sizes)) for sizes in plain if all(size.isdigit() for size in sizes)), default=0)
 
 
-def _size(row: "Row", name: str) -> int:
+def _size(row: Row, name: str) -> int:
     value: Any = (row.sizes or {}).get(name, 1)
     return int(value)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.diagnosis.kernel_names import Rule, recognise
+from tilecast.diagnosis.timeline import Activity, covered, merged
 from tilecast.diagnosis.trace_reader import Columns, Op, Trace
 from tilecast.execution.tasks import Floats
 
@@ -58,6 +59,7 @@ class CallGroup:
     in_graph: bool  # replayed from a graph, and no identical launch elsewhere
     durations_s: Floats
     helper_s: float = 0.0
+    beside_s: float = 0.0  # part of the durations in which communication ran beside computation, or computation beside communication
     modules: Counter[str] = field(default_factory=Counter)
     num_inferred: int = 0  # of the calls
     inferred_s: float = 0.0  # part of the durations: launches whose operator is that of an identical one
@@ -69,17 +71,6 @@ class CallGroup:
     @property
     def family(self) -> str:
         return self.rule.family if self.rule is not None else "unknown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activity:
-    """Intervals on the GPU for the timeline, seconds since the first of them. Arrays (N,), sorted by start."""
-
-    start_s: Floats
-    end_s: Floats
-    device: np.ndarray
-    communicates: np.ndarray
-    launched_s: Floats  # when the call that launched it was done; nan: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +111,14 @@ def matched(trace: Trace, rules: Sequence[Rule]) -> Run:
     launch_done = _taken(trace.calls["end"], call_of, np.nan)
     early = launched - starts
     skewed = np.nan_to_num(early, nan=-1.0) > 0.0
-    groups = _groups(trace, names, op_of, module_of, launched, is_graph, durations)
+    communicating = np.array([rule is not None and rule.communicates for rule in names], dtype=bool)
+    communicates = communicating[np.array(events["name"], dtype=np.int64)] if count else np.zeros(0, bool)
+    devices = np.array(events["device"])
+    beside = _beside(starts, durations, devices, communicates)
+    groups = _groups(trace, names, op_of, module_of, launched, is_graph, durations, beside)
     inferred = _infer(groups)
     first = float(starts.min()) if count else 0.0
     order = np.argsort(starts, kind="stable")
-    communicates = np.array([rule is not None and rule.communicates for rule in names], dtype=bool)
     return Run(
         path=trace.path,
         rank=trace.rank,
@@ -133,8 +127,8 @@ def matched(trace: Trace, rules: Sequence[Rule]) -> Run:
         activity=Activity(
             start_s=(starts[order] - first) * MICROSECOND,
             end_s=(starts[order] + durations[order] - first) * MICROSECOND,
-            device=np.array(events["device"])[order],
-            communicates=communicates[np.array(events["name"], dtype=np.int64)[order]] if count else np.zeros(0, bool),
+            device=devices[order],
+            communicates=communicates[order],
             launched_s=(launch_done[order] - first) * MICROSECOND,
         ),
         device_names=trace.device_names,
@@ -221,12 +215,24 @@ def _innermost(spans: Columns, calls: Columns, asked: np.ndarray) -> np.ndarray:
     return result
 
 
+def _beside(starts: Floats, durations: Floats, devices: np.ndarray, communicates: np.ndarray) -> Floats:
+    """Of each event, how long the other kind (communication, or all else) ran at the same time on its GPU."""
+    found = np.zeros_like(starts)
+    for device in np.unique(devices):
+        for kind in (True, False):
+            mine, others = (np.flatnonzero((devices == device) & (communicates == one)) for one in (kind, not kind))
+            others = others[np.argsort(starts[others], kind="stable")]
+            low, high = merged(starts[others], starts[others] + durations[others])
+            found[mine] = covered(starts[mine], starts[mine] + durations[mine], low, high)
+    return found
+
+
 # ---- grouping ----------------------------------------------------------------------------------------------------
 
 
 def _groups(
     trace: Trace, names: Sequence[Rule | None], op_of: np.ndarray, module_of: np.ndarray, launched: Floats, is_graph: np.ndarray,
-    durations: Floats,
+    durations: Floats, beside: Floats,
 ) -> list[CallGroup]:  # fmt: skip
     """Calls put together by what they are."""
     events = trace.gpu_events
@@ -238,7 +244,7 @@ def _groups(
         else:
             alone.append([number])
     annotations = _annotated(trace)
-    gathered: dict[Any, tuple[list[float], list[float], Counter[str]]] = {}
+    gathered: dict[Any, tuple[list[float], list[float], list[float], Counter[str]]] = {}
     for parts in [part for whole in members.values() for part in _split(whole, trace, names, durations)] + alone:
         main = parts[0]
         op = int(op_of[main])
@@ -249,9 +255,10 @@ def _groups(
         op_number = trace.ops["op"][op] if op >= 0 else -1
         num_bytes = events["bytes"][main] if events["kind"][main] else -1
         key = (op_number, distinct, events["extra"][main], num_bytes, requests, bool(is_graph[main]))
-        times, helpers, modules = gathered.setdefault(key, ([], [], Counter()))
+        times, helpers, besides, modules = gathered.setdefault(key, ([], [], [], Counter()))
         times.append(sum(durations[part] for part in parts))
         helpers.append(sum(durations[part] for part in parts[1:]))
+        besides.append(sum(beside[part] for part in parts))
         if module_of[main] >= 0:
             module = trace.module_names.values[trace.modules["module"][int(module_of[main])]]
             modules[re.sub(r"_\d+$", "", module)] += 1  # the profiler numbers the modules of a class
@@ -291,7 +298,13 @@ def _split(whole: list[int], trace: Trace, names: Sequence[Rule | None], duratio
 
 
 def _group(
-    trace: Trace, names: Sequence[Rule | None], key: Any, times: list[float], helpers: list[float], modules: Counter[str]
+    trace: Trace,
+    names: Sequence[Rule | None],
+    key: Any,
+    times: list[float],
+    helpers: list[float],
+    besides: list[float],
+    modules: Counter[str],
 ) -> CallGroup:
     op, distinct, extra, num_bytes, requests, in_graph = key
     kernels = tuple(dict.fromkeys(trace.kernel_names.values[name] for name, _ in distinct))
@@ -307,6 +320,7 @@ def _group(
         in_graph=in_graph,
         durations_s=np.array(times) * MICROSECOND,
         helper_s=sum(helpers) * MICROSECOND,
+        beside_s=sum(besides) * MICROSECOND,
         modules=modules,
     )
 
@@ -329,6 +343,7 @@ def _infer(groups: list[CallGroup]) -> list[CallGroup]:
             kept.append(group)
             continue
         twin.durations_s = np.concatenate([twin.durations_s, group.durations_s])
+        twin.beside_s += group.beside_s
         twin.num_inferred += len(group.durations_s)
         twin.inferred_s += group.total_s
     return kept

@@ -1,92 +1,26 @@
 """A trace, diagnosed: every call set against prediction, ceiling and bound, and ranked by the time that better kernels would save."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilecast import hardware
-from tilecast.diagnosis.advice import Facts, RunFacts, advise, advise_run
+from tilecast.diagnosis.advice import RunFacts, advise_run
 from tilecast.diagnosis.attention_pattern import unfused
 from tilecast.diagnosis.calls import CallGroup, Run, matched
-from tilecast.diagnosis.ceiling import LEAST_MEASURED, QUANTILE, ceiling_of, gap
-from tilecast.diagnosis.kernel_names import Rule, own_rules, read_rules, short
-from tilecast.diagnosis.op_shapes import launch_of
-from tilecast.diagnosis.op_sizes import Unpriced, tensors
+from tilecast.diagnosis.ceiling import QUANTILE
+from tilecast.diagnosis.kernel_names import Rule, own_rules, read_rules
+from tilecast.diagnosis.rows import TOO_FAST, Pricer, Row, row_of
 from tilecast.diagnosis.timeline import Timeline, mean_timeline, timeline
 from tilecast.diagnosis.trace_reader import Progress, read_trace, trace_files
-from tilecast.dtypes import quantisation
-from tilecast.errors import InvalidInput, TilecastError, UnknownName
-from tilecast.execution import Protocol
+from tilecast.errors import InvalidInput, UnknownName
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.memory_pass import MemoryPass
-from tilecast.learning.ceilings import path_of, read
-from tilecast.predictors import KernelPrediction, predict_kernel
 
 SCHEMA = "tilecast.diagnose/1"
-STREAMING = (
-    "memory_pass", "elementwise", "softmax", "softmax_backward", "layer_norm", "layer_norm_backward", "rms_norm", "silu_mul", "rope",
-    "kv_cache_write", "quantize", "embedding", "optimizer_update",
-)  # fmt: skip
 POINTWISE = ("elementwise", "concatenate", "reduction", "copy", "gather")
-HIDDEN_SIZES = ("dtype", "identity", "engine", "tile", "split", "node")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One group of equal calls. Times of one call are medians, in seconds; None where it is not priced."""
-
-    kernel: str
-    kernels: tuple[str, ...]
-    library: str
-    family: str
-    op: str
-    shapes: str
-    types: str
-    module: str
-    calls: int
-    total_s: float
-    share_fraction: float
-    measured_s: float
-    fastest_s: float
-    slowest_s: float
-    helper_s: float  # per call
-    inferred_calls: int
-    inferred_s: float  # part of total_s: launches whose operator is that of an identical one
-    in_graph: bool
-    unpriced_because: str = ""
-    notes: tuple[str, ...] = ()
-    model: str = ""  # Tilecast's family
-    sizes: Mapping[str, Any] | None = None
-    dtype: str = ""
-    cache: str = ""
-    predicted_s: float | None = None
-    low_s: float | None = None
-    high_s: float | None = None
-    basis: str = ""
-    bound_s: float | None = None
-    bound_by: str = ""
-    ceiling_s: float | None = None
-    ceiling_from: str = ""
-    recoverable_s: float | None = None  # all calls
-    parts: tuple[tuple[str, float], ...] = ()
-    advice: str = ""
-
-    @property
-    def is_priced(self) -> bool:
-        return self.predicted_s is not None
-
-    @property
-    def error_fraction(self) -> float | None:
-        return self.predicted_s / self.measured_s - 1 if self.predicted_s is not None and self.measured_s > 0 else None
-
-    def to_dict(self) -> dict[str, Any]:
-        found = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        found |= {"kernels": list(self.kernels), "notes": list(self.notes), "sizes": dict(self.sizes) if self.sizes is not None else None}
-        found["gap"] = [{"part": name, "seconds": seconds} for name, seconds in found.pop("parts")]
-        return {**found, "is_priced": self.is_priced, "error_fraction": self.error_fraction}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,11 +129,11 @@ def diagnose(
     if not runs:
         raise InvalidInput("no trace is given")
     spec = _gpu(runs, gpu)
-    pricer = _Pricer(spec, quantile)
+    pricer = Pricer(spec, quantile)
     merged = _merge(group for run in runs for group in run.groups)
     world_size = next((run.world_size for run in runs if run.world_size is not None), len(runs) if len(runs) > 1 else None)
     total_s = sum(group.total_s for group in merged)
-    rows = [_row(group, total_s, pricer, world_size) for group in merged]
+    rows = [row_of(group, total_s, pricer, world_size) for group in merged]
     rows.sort(key=lambda row: (-(row.recoverable_s or 0.0), -row.total_s))
     ranks = _ranks(runs)
     whole = mean_timeline([rank.timeline for rank in ranks])
@@ -264,167 +198,13 @@ def _merge(groups: Iterable[CallGroup]) -> list[CallGroup]:
             first = found[key]
             first.durations_s = np.concatenate([first.durations_s, group.durations_s])
             first.helper_s += group.helper_s
+            first.beside_s += group.beside_s
             first.num_inferred += group.num_inferred
             first.inferred_s += group.inferred_s
             first.modules.update(group.modules)
         else:
             found[key] = group
     return list(found.values())
-
-
-# ---- pricing -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Pricer:
-    """Predictions, ceilings and gaps on one GPU."""
-
-    gpu: GpuSpec
-    quantile: float
-
-    def predicted(self, kernel: Any, measured_s: float) -> tuple[KernelPrediction, str]:
-        """With operands in DRAM, unless it was faster than that allows: then they were in L2."""
-        cold = predict_kernel(kernel, self.gpu, cache="cold")
-        if measured_s >= LEAST_MEASURED * float(cold.bound_s[0]):
-            return cold, "cold"
-        return predict_kernel(kernel, self.gpu, cache="warm"), "warm"
-
-    def ceiling(self, prediction: KernelPrediction) -> tuple[float, str]:
-        """What well-made kernels take for this work, and where that is known from."""
-        kernel, bound_s = prediction.kernel, float(prediction.bound_s[0])
-        if kernel.family in read(path_of()):
-            reached = ceiling_of(prediction, self.quantile)
-            return float(reached.ceiling_s[0]), f"measured kernels, P{100 * self.quantile:.0f} ({reached.basis})"
-        analytic_s = float(prediction.analytic_s[0])
-        if kernel.family in STREAMING:
-            tasks = kernel.tasks(self.gpu, Protocol(timer="profiler", cache="cold"))
-            moved = float(np.ravel(tasks.least_bytes)[0])
-            once = predict_kernel(
-                MemoryPass(read_bytes=round(moved / 2), written_bytes=max(1, round(moved / 2))), self.gpu, cache=prediction.protocol.cache
-            )
-            return max(bound_s, min(analytic_s, float(once.analytic_s[0]))), "one pass over its bytes"
-        if hasattr(kernel, "num_gpus"):
-            best = min(float(predict_kernel(replace(kernel, identity=name), self.gpu).analytic_s[0]) for name in ("nccl", "custom"))
-            return max(bound_s, best), "fastest algorithm"
-        return max(bound_s, analytic_s), "physics"
-
-
-def _row(group: CallGroup, total_s: float, pricer: _Pricer, world_size: int | None) -> Row:
-    durations = group.durations_s
-    row = Row(
-        kernel=short(group.kernels[0]),
-        kernels=group.kernels,
-        library=group.rule.library if group.rule is not None else "",
-        family=group.family,
-        op=group.op.name if group.op is not None else "",
-        shapes=_shapes(group),
-        types=", ".join(dict.fromkeys(tensor.dtype.removeprefix("c10::") for tensor in tensors(group.op))),
-        module=" ".join(name for name, _ in group.modules.most_common(2)),
-        calls=len(durations),
-        total_s=group.total_s,
-        share_fraction=group.total_s / total_s if total_s else 0.0,
-        measured_s=float(np.median(durations)),
-        fastest_s=float(durations.min()),
-        slowest_s=float(durations.max()),
-        helper_s=group.helper_s / len(durations),
-        inferred_calls=group.num_inferred,
-        inferred_s=group.inferred_s,
-        in_graph=group.in_graph,
-    )
-    if row.measured_s <= 0:
-        return replace(row, unpriced_because="the trace gives it no duration")
-    try:
-        launch = launch_of(group, world_size)
-        prediction, cache = pricer.predicted(launch.kernel, row.measured_s)
-        ceiling_s, ceiling_from = pricer.ceiling(prediction)
-    except Unpriced as problem:
-        return replace(row, unpriced_because=str(problem))
-    except TilecastError as problem:  # the catalogue lacks a fact, or the kernel cannot run so
-        return replace(row, unpriced_because=f"no prediction: {problem}")
-    notes = [*launch.notes]
-    bound_s, median_s = float(prediction.bound_s[0]), float(prediction.median_s[0])
-    if row.measured_s < LEAST_MEASURED * bound_s:
-        notes.append("faster than the GPU's facts allow: shapes, GPU or clock are not as assumed")
-    parts = tuple((part.name, part.seconds) for part in gap(prediction, row.measured_s) if abs(part.seconds) > 1e-9)
-    kernel = launch.kernel
-    named = {entry.name: getattr(kernel, entry.name) for entry in fields(kernel) if entry.name not in HIDDEN_SIZES}
-    sizes = {name: value for name, value in named.items() if value is not None}
-    placement = prediction.analysis.placement
-    facts = Facts(
-        family=kernel.family,
-        library=row.library,
-        kernel=group.kernels[0],
-        measured_s=row.measured_s,
-        predicted_s=median_s,
-        ceiling_s=ceiling_s,
-        bound_s=bound_s,
-        bound_by=str(prediction.analysis.bound_by[0]),
-        parts=dict(parts),
-        sizes=sizes,
-        element_bytes=_element_bytes(kernel),
-        waves=float(np.ravel(placement.waves)[0]),
-        one_by_one=getattr(kernel, "identity", None) == "scalar",
-        strided=_strided(group),
-        is_amd=pricer.gpu.vendor.lower() == "amd",
-        is_extrapolated="unseen" in ceiling_from,
-    )
-    return replace(
-        row,
-        notes=tuple(notes),
-        model=kernel.family,
-        sizes=sizes,
-        dtype=kernel.dtype,
-        cache=cache,
-        predicted_s=median_s,
-        low_s=float(prediction.low_s[0]),
-        high_s=float(prediction.high_s[0]),
-        basis=str(prediction.basis[0]),
-        bound_s=bound_s,
-        bound_by=facts.bound_by,
-        ceiling_s=ceiling_s,
-        ceiling_from=ceiling_from,
-        recoverable_s=max(0.0, row.total_s - row.calls * ceiling_s),
-        parts=parts,
-        advice=advise(facts),
-    )
-
-
-def _element_bytes(kernel: Any) -> float:
-    try:
-        return quantisation(kernel.dtype).activation.bytes
-    except UnknownName:
-        return 2.0
-
-
-def _strided(group: CallGroup) -> tuple[int, ...] | None:
-    """The strides of the first operand that does not lie in memory as its shape reads, for kernels that only move data."""
-    if group.family not in ("elementwise", "copy", "concatenate") or group.op is None or "copy" not in group.op.name:
-        return None
-    for tensor in tensors(group.op)[1:]:
-        expected, size = [], 1
-        for length in reversed(tensor.shape):
-            expected.append(size)
-            size *= length
-        if len(tensor.strides) == len(tensor.shape) and any(
-            stride != wanted and length > 1 for stride, wanted, length in zip(tensor.strides, reversed(expected), tensor.shape, strict=True)
-        ):
-            return tensor.strides
-    return None
-
-
-def _shapes(group: CallGroup) -> str:
-    if group.collective is not None:
-        return f"{group.collective[1]} {group.collective[4]} of {group.collective[3]} ranks"
-    if group.op is None or not group.op.has_shapes:
-        return f"{group.num_bytes:,} bytes" if group.num_bytes > 0 else ""
-    shown = [_dims(dims) for dims in group.op.dims if dims]
-    return " ".join(shown[:4]) + (" …" if len(shown) > 4 else "")
-
-
-def _dims(dims: Any) -> str:
-    if isinstance(dims, tuple) and dims and isinstance(dims[0], tuple):
-        return "(" + " ".join(_dims(one) for one in dims[:3]) + (" …)" if len(dims) > 3 else ")")
-    return "x".join(map(str, dims)) if isinstance(dims, tuple) else str(dims)
 
 
 # ---- the run as a whole ------------------------------------------------------------------------------------------
@@ -483,7 +263,7 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], total_s: float) -> tuple[li
         if run.num_matched < 0.98 * run.num_gpu_events and run.has_shapes:
             missing = run.num_gpu_events - run.num_matched
             notes.append(f"{name}: {missing:,} of {run.num_gpu_events:,} GPU events belong to no recorded operator")
-    contradicting = [row for row in rows if any("faster than the GPU's facts" in note for note in row.notes)]
+    contradicting = [row for row in rows if TOO_FAST in row.notes]
     if contradicting:
         share = sum(row.total_s for row in contradicting) / total_s
         partial.append(f"{100 * share:.1f} % of the time is faster than this GPU can be: is it the right --gpu?")

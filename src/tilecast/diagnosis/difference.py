@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast import units
-from tilecast.diagnosis.diagnose import Diagnosis, Row
+from tilecast.diagnosis.diagnose import Diagnosis
+from tilecast.diagnosis.rows import Row
 
 NO_SHAPES = " without shapes"
 TELLING_SHARE = 0.1  # of a family's difference, for one piece of work to be named

@@ -5,8 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.diagnosis.calls import Activity
 from tilecast.execution.tasks import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """Intervals on the GPU for the timeline, seconds since the first of them. Arrays (N,), sorted by start."""
+
+    start_s: Floats
+    end_s: Floats
+    device: np.ndarray
+    communicates: np.ndarray
+    launched_s: Floats  # when the call that launched it was done; nan: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +84,20 @@ def merged(start: Floats, end: Floats) -> tuple[Floats, Floats]:
     opens = np.concatenate([[True], start[1:] > reach[:-1]])
     places = np.flatnonzero(opens)
     return start[places], reach[np.concatenate([places[1:] - 1, [len(start) - 1]])]
+
+
+def covered(start: Floats, end: Floats, low: Floats, high: Floats) -> Floats:
+    """How much of each interval lies inside the union `low`, `high`."""
+    if not len(low):
+        return np.zeros_like(start)
+    before = np.concatenate([[0.0], np.cumsum(high - low)])  # length of the union left of each of its intervals
+
+    def until(moment: Floats) -> Floats:
+        place = np.searchsorted(low, moment, side="right")
+        inside = np.minimum(moment, high[np.maximum(place - 1, 0)]) - low[np.maximum(place - 1, 0)]
+        return np.asarray(np.where(place > 0, before[np.maximum(place - 1, 0)] + inside, 0.0))
+
+    return np.asarray(until(end) - until(start))
 
 
 def mean_timeline(parts: list[Timeline]) -> Timeline:
