@@ -47,7 +47,7 @@ def test_metadata_may_stand_on_either_side_and_a_list_of_events_will_do(tmp_path
     late = {"traceEvents": document["traceEvents"], "deviceProperties": document["deviceProperties"], "x": 1.5, "with_stack": 1}
     (tmp_path / "late.json").write_text(json.dumps(late, indent=2))
     found = read_trace(tmp_path / "late.json")
-    assert (found.device_names, found.with_stack, len(found.gpu_events)) == (("NVIDIA H100 80GB HBM3",), True, 8)
+    assert (found.devices, found.with_stack, len(found.gpu_events)) == ({0: "NVIDIA H100 80GB HBM3"}, True, 8)
     (tmp_path / "list.json").write_text(json.dumps(document["traceEvents"]))
     assert diagnose(tmp_path / "list.json", gpu="h100-sxm").num_kernels == 8
 
@@ -133,7 +133,10 @@ def test_an_unknown_gpu_in_the_trace_asks_for_one(tmp_path: Path, tilecast: Tile
     assert result.code == 2
     assert "'NVIDIA Quantum 9000'" in result.err and "--gpu" in result.err
     assert diagnose(path, gpu="a100-sxm-80gb").gpu.id == "a100-sxm-80gb"
+    made.metadata = {"deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB"}, {"id": 1, "name": "Some display card"}]}
     made.device = None
+    assert diagnose(made.write(tmp_path / "t.json")).gpu.id == "a100-sxm-80gb"  # the one that ran something
+    made.metadata = {}
     with pytest.raises(InvalidInput, match="does not name its GPU"):
         diagnose(made.write(tmp_path / "t.json"))
     with pytest.raises(UnknownName):
@@ -394,6 +397,15 @@ def test_a_mixture_of_experts_is_read_off_the_grid_of_its_kernels(tmp_path: Path
         ("void vllm::act_and_mul_kernel<c10::BFloat16, vllm::silu_kernel>", "engine", "silu_mul"),
         ("triton_poi_fused_add_mul_0", "Triton (torch.compile)", "fused pointwise"),
         ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<x>", "ATen", "optimizer"),
+        ("triton_per_fused_native_layer_norm_0", "Triton (torch.compile)", "fused pointwise"),
+        ("triton_red_fused__softmax_3", "Triton (torch.compile)", "fused pointwise"),
+        ("triton_tem_fused_mm_1", "Triton", "gemm"),
+        ("fmha_cutlassB_bf16_aligned_64x64_k64_sm80", "FlashAttention", "attention_backward"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", "FlashAttention", "attention_backward"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16", "PyTorch SDPA", "attention"),
+        ("_ZN7ck_tile6kentryILi2ENS_16FmhaBwdDQDKDVKernelI", "FlashAttention", "attention_backward"),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "NCCL", "collective"),
+        ("void selective_scan_fwd_kernel<x>", "state space", "state space"),
         (ADD, "ATen", "elementwise"),
         ("Memcpy DtoH (Device -> Pinned)", "driver", "host copy"),
     ],

@@ -373,6 +373,8 @@ def test_collectives_take_their_sizes_from_the_kernel_or_the_world(tmp_path: Pat
     row = row_of(tmp_path, "record_param_comms", [[1, 1000]], gather, **nccl)
     assert row.sizes is not None
     assert (row.model, row.sizes["bytes"], row.sizes["num_gpus"]) == ("all_gather", 16000, 8)
+    row = row_of(tmp_path, "record_param_comms", [[1, 1000]], "ncclDevKernel_Generic_1(x)", **nccl)  # its name does not tell
+    assert (row.family, row.model) == ("collective", "all_gather")
     symmetric = "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>"
     world = {"distributedInfo": {"rank": 0, "world_size": 4}}
     row = row_of(tmp_path, "symm_mem::multimem_all_reduce_", [[5000], [], []], symmetric, metadata=world)

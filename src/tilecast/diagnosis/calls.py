@@ -32,6 +32,7 @@ PRIORITY = (
 )  # which of an operator's kernels is the main one
 SAME_LENGTH = 0.2  # an identical launch takes as long, within this share
 MICROSECOND = 1e-6
+SKEW_US = 1.0  # by which a kernel may start before its launch and nobody wonders
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ def matched(trace: Trace, rules: Sequence[Rule]) -> Run:
     launched = _taken(trace.calls["start"], call_of, np.nan)
     launch_done = _taken(trace.calls["end"], call_of, np.nan)
     early = launched - starts
-    skewed = np.nan_to_num(early, nan=-1.0) > 0.0
+    skewed = np.nan_to_num(early, nan=-1.0) > SKEW_US
     communicating = np.array([rule is not None and rule.communicates for rule in names], dtype=bool)
     communicates = communicating[np.array(events["name"], dtype=np.int64)] if count else np.zeros(0, bool)
     devices = np.array(events["device"])
@@ -131,7 +132,7 @@ def matched(trace: Trace, rules: Sequence[Rule]) -> Run:
             communicates=communicates[order],
             launched_s=(launch_done[order] - first) * MICROSECOND,
         ),
-        device_names=trace.device_names,
+        device_names=_device_names(trace),
         num_gpu_events=count,
         num_matched=int((op_of >= 0).sum()),
         num_zero=int((durations == 0).sum()),
@@ -144,6 +145,13 @@ def matched(trace: Trace, rules: Sequence[Rule]) -> Run:
         has_shapes=any(op.has_shapes for op in trace.op_values.values),
         truncated=trace.truncated,
     )
+
+
+def _device_names(trace: Trace) -> tuple[str, ...]:
+    """Of the GPUs that ran something, where the trace says which is which; else of all it lists."""
+    used = set(trace.gpu_events["device"])
+    known = [trace.devices[number] for number in sorted(used & set(trace.devices))]
+    return tuple(dict.fromkeys(known if used <= set(trace.devices) else trace.devices.values()))
 
 
 # ---- matching ----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def launch_of(group: CallGroup, world_size: int | None = None) -> Launch:
     if group.rule is None:
         raise Unpriced("the kernel's name is not in the table")
     family = group.rule.family
-    if family in COLLECTIVES:
+    if group.rule.communicates:
         return _collective(group, world_size)
     if family == "host copy":
         raise Unpriced("copies between host and GPU are not modelled")
@@ -317,11 +317,21 @@ def _most_blocks(tokens: int, experts: int, tile: int) -> int:
 MESSAGE_BYTES = {"BFloat16": 2, "Half": 2, "Float": 4, "Double": 8, "Int": 4, "Long": 8, "Byte": 1, "Char": 1, "Float8_e4m3fn": 1}
 
 
+def _family_of(called: str) -> str:
+    """What the profiler calls a collective, for kernels whose name does not tell: `_allgather_base` is all_gather."""
+    plain = called.lower().replace("_", "")
+    found = next((family for family in COLLECTIVES if family.replace("_", "") in plain), None)
+    if found is None:
+        raise Unpriced(f"collectives called {called!r} are not modelled")
+    return found
+
+
 def _collective(group: CallGroup, world_size: int | None) -> Launch:
     assert group.rule is not None
     family, identity = group.rule.family, group.rule.identity
     if group.collective is not None:
-        _, given, made, ranks, dtype = group.collective
+        called, given, made, ranks, dtype = group.collective
+        family = family if family in COLLECTIVES else _family_of(called)
         width = MESSAGE_BYTES.get(dtype)
         if width is None or int(ranks) < 2:
             raise Unpriced(f"a group of {ranks} with {dtype} messages is not modelled")
@@ -332,6 +342,8 @@ def _collective(group: CallGroup, world_size: int | None) -> Launch:
         raise Unpriced("the size of the message is not in the trace")
     if world_size is None or world_size < 2:
         raise Unpriced("the number of ranks is not in the trace")
+    if family not in COLLECTIVES:
+        raise Unpriced("which collective it is does not show")
     note = f"among all {world_size} ranks"
     return Launch(COLLECTIVES[family](bytes=round(given_tensors[0].num_bytes), num_gpus=world_size, identity=identity), (note,))
 

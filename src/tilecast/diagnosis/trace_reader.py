@@ -98,7 +98,7 @@ class Trace:
     extras: Interned = field(default_factory=Interned)  # of collectives
     module_names: Interned = field(default_factory=Interned)
     threads: Interned = field(default_factory=Interned)
-    device_names: tuple[str, ...] = ()
+    devices: dict[int, str] = field(default_factory=dict)  # number -> what the driver calls it
     rank: int | None = None
     world_size: int | None = None
     with_stack: bool = False
@@ -252,7 +252,8 @@ def _events(text: _Text, trace: Trace) -> None:
 
 def _metadata(key: str, value: Any, trace: Trace) -> None:
     if key == "deviceProperties" and isinstance(value, list):
-        trace.device_names = tuple(dict.fromkeys(str(entry["name"]) for entry in value if isinstance(entry, dict) and entry.get("name")))
+        named = [entry for entry in value if isinstance(entry, dict) and entry.get("name")]
+        trace.devices = {_integer(entry.get("id", place)): str(entry["name"]) for place, entry in enumerate(named)}
     elif key == "distributedInfo" and isinstance(value, dict):
         rank, size = value.get("rank"), value.get("world_size")
         trace.rank = rank if isinstance(rank, int) else None
