@@ -121,8 +121,9 @@ def _levels(analysis: Analysis, num_sms: int, row: int) -> Sequence[tuple[str, f
         together = smooth_maximum([stages["pipelines of the busiest SM together"], stages["DRAM"]])
         reach("pipeline imbalance", float(together))
         reach("occupancy", stages["SM and DRAM together"])
-        reach("split", level + stages["further kernels"])
-        reach("launch", level + stages["launch"])
+        further_s = stages["further kernels"]  # below zero where a kernel starts and ends faster than most
+        reach("split", level + max(further_s, 0.0))
+        reach("launch", level + stages["launch"] + min(further_s, 0.0))
     else:
         reach("launch", level + at(analysis.launch_s))
     return levels
