@@ -32,6 +32,7 @@ class Constants:
     fill_s: float
     drain_s: float
     dram_fraction: float
+    stream_fraction: float
     multicast_bytes_per_clock_per_sm: float
     unicast_bytes_per_clock_per_sm: float
     tensor_fraction: float

@@ -210,7 +210,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         l2_bytes=(key_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share,
         l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
         dram_bytes=dram,
-        dram_fraction=using.stream_fraction if loop.mostly_reads else None,
+        dram_fraction=constants().stream_fraction if loop.mostly_reads else None,
         busiest_tasks=busiest / mean_visits,
         rounds=np.zeros((1, 1)),
         resident=loop.resident,
@@ -264,7 +264,7 @@ def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: Attenti
         special_ops=tile * tile,
         l2_bytes=2.0 * tile * (shape.qk_dim + shape.v_dim) * shape.q_bytes + 4.0 * tile * tile * max(2.0, shape.q_bytes),
         dram_bytes=dram + spilled,
-        dram_fraction=using.stream_fraction,
+        dram_fraction=constants().stream_fraction,
         fixed_s=2.0 * kernel_s,
         variants=("three kernels",),
     )

@@ -32,7 +32,6 @@ class AttentionConstants:
     plain_loop: float
     task_clocks: float
     helper_clocks: float
-    stream_fraction: float
     thread_copy_bytes_per_clock: float
     row_clocks: float
     edge_bytes_per_clock: float

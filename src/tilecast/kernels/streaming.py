@@ -108,6 +108,7 @@ def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: Str
         busiest_tasks=maximum(stream.blocks / gpu.num_sms, least_blocks),
         rounds=0.0,
         resident=resident_blocks(stream.threads, gpu),
+        dram_fraction=None if stream.reduces or gpu.dram_ecc == "inline" else machine.stream_fraction,
         l2_bytes_per_clock_per_sm=using.vector_bytes_per_clock_per_sm,
         fixed_s=start_s + further_s + host_s,
     )
