@@ -30,6 +30,8 @@ PAGES = {
         "--by", "output_tokens_per_s_per_gpu",
     ),
 }  # fmt: skip
+TRACES = Path(os.environ.get("TILECAST_DATA", "absent")) / "extra" / "kineto_traces"
+DIAGNOSED = ("diagnose", "h100_hf_owlv2-large-patch14.json.gz")  # where there is such a trace
 VIEWS = (("desktop", 1280, "light"), ("desktop-dark", 1280, "dark"), ("phone", 390, "light"))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 LARGEST_BYTES = 300_000
@@ -52,6 +54,9 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
         pages = {name: _written(Path(scratch) / f"{name}.html", command) for name, command in PAGES.items()}
+        if TRACES.is_dir():
+            with contextlib.chdir(TRACES):
+                pages["diagnose"] = _written(Path(scratch) / "diagnose.html", DIAGNOSED)
         found = next(filter(None, map(shutil.which, BROWSERS)), None)
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         for name, page in pages.items():

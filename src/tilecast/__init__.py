@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _EXPORTS = {
     "GpuSpec": "tilecast.hardware",
     "NodeSpec": "tilecast.hardware",
+    "diagnose": "tilecast.diagnosis.diagnose",
     "gpu": "tilecast.hardware",
     "gpus": "tilecast.hardware",
     "node": "tilecast.hardware",
@@ -30,6 +31,7 @@ _EXPORTS = {
 _RENAMED = {"step": "predict_step"}  # public name -> its name there, where they differ
 
 if TYPE_CHECKING:
+    from tilecast.diagnosis.diagnose import diagnose
     from tilecast.engines.predict import predict
     from tilecast.engines.step import predict_step as step
     from tilecast.errors import TilecastError
@@ -44,6 +46,7 @@ __all__ = [
     "NodeSpec",
     "TilecastError",
     "__version__",
+    "diagnose",
     "gpu",
     "gpus",
     "load_graph",

@@ -17,6 +17,7 @@ COMMANDS = {
     "support": "Which data the kernels of a model rest on, on a GPU.",
     "kernel": "How long one kernel takes on a GPU, what binds it, and why.",
     "kernels": "The same for every row of a CSV or parquet file.",
+    "diagnose": "What a PyTorch-profiler trace says: where time is lost, and what better kernels would save.",
     "tune": "Kernel configurations by prediction: MoE and FP8 GEMM, as files that engines load.",
     "calibrate": "A profile of a GPU from a few measured kernels, or from one run.",
     "trust": "How accurate predictions of one family on one GPU have been.",

@@ -46,7 +46,7 @@ def ceiling_of(prediction: KernelPrediction, quantile: float = QUANTILE, using: 
     kernel, gpu = in_engine(prediction.kernel, "sglang"), prediction.gpu
     ceiling = using or ceiling_for(kernel.family)
     found = priced(kernel, gpu, prediction.protocol)
-    asked = launches(kernel, gpu, found, "sglang")
+    asked = launches(kernel, gpu, found, prediction.protocol, "sglang")
     asked = replace(asked, names=asked_names(kernel, gpu, asked.names))
     ratio = ceiling.log_ratio(asked, gpu.id, quantile)
     ceiling_s = np.maximum(np.atleast_1d(found.analytic_s) * np.exp(ratio), prediction.bound_s)
@@ -121,8 +121,9 @@ def _levels(analysis: Analysis, num_sms: int, row: int) -> Sequence[tuple[str, f
         together = smooth_maximum([stages["pipelines of the busiest SM together"], stages["DRAM"]])
         reach("pipeline imbalance", float(together))
         reach("occupancy", stages["SM and DRAM together"])
-        reach("split", level + stages["further kernels"])
-        reach("launch", level + stages["launch"])
+        further_s = stages["further kernels"]  # below zero where a kernel starts and ends faster than most
+        reach("split", level + max(further_s, 0.0))
+        reach("launch", level + stages["launch"] + min(further_s, 0.0))
     else:
         reach("launch", level + at(analysis.launch_s))
     return levels

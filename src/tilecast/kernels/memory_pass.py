@@ -11,14 +11,17 @@ from tilecast.execution import Protocol, TaskSet
 from tilecast.execution.arithmetic import maximum
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import launch_sizes
-from tilecast.kernels.streaming import SLICE, Stream, streaming_tasks
+from tilecast.kernels.streaming import SLICE, Stream, access_bytes, streaming_tasks
 
 BYTES_PER_BLOCK = 4.0 * SLICE  # of the wider side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryPass:
-    """`read_bytes` in, `written_bytes` out, in `passes` kernels; `flop` and `special_ops` are those of the whole launch."""
+    """`read_bytes` in, `written_bytes` out, in `passes` kernels; `flop` and `special_ops` are those of the whole launch.
+
+    `dtype` counts where the kernel is `scalar`, and takes elements of it one by one.
+    """
 
     family: ClassVar[str] = "memory_pass"
 
@@ -41,6 +44,7 @@ class MemoryPass:
             written_bytes=size["written_bytes"] / blocks,
             flop=more["flop"] / blocks,
             special_ops=more["special_ops"] / blocks,
+            access_bytes=access_bytes(self.identity, self.dtype),
             launches=size["passes"],
         )
         return streaming_tasks(stream, gpu, protocol)
