@@ -185,7 +185,7 @@ def run(quick: bool) -> Result:
             "Training rows of P4 are left out: its large products reach 17 % of its peak there (and four times that in the test rows).",
             "Fused runs are `--runtime compiled`: groups as inductor forms them today, attention as one kernel (labels: PyTorch 2.1).",
             "4-GPU runs: DP is eager PyTorch; TP and PP ran in Megatron-LM, which fuses biases and softmax; ours are eager.",
-            "Operators on new GPUs: those above 0.1 ms, each part timed alone with its operands in L2 and, after empty_cache, with fresh memory.",
+            "Operators on new GPUs: those above 0.1 ms, each part timed alone, operands in L2, memory fresh after empty_cache.",
             "Backward includes the accumulation of gradients, on both sides; there is no optimizer step.",
             "MI210, GPT2-Large, batch 4, training is an anomalous label; it is kept here as in NeuSight's own figures, and left out in"
             " the scores that say so.",
