@@ -243,10 +243,10 @@ SMALL = {
 
 
 # A training step begins with the forward pass; BERT alone has another head in inference.
-CASES = [*((name, "training") for name in SMALL), ("BertForSequenceClassification", "inference")]
+TRACED = [*((name, "training") for name in SMALL), ("BertForSequenceClassification", "inference")]
 
 
-@pytest.mark.parametrize(("architecture", "mode"), CASES)
+@pytest.mark.parametrize(("architecture", "mode"), TRACED)
 def test_a_familys_folded_graph_equals_its_full_trace(architecture, mode, monkeypatch):
     asked = {"mode": mode, "batch": 3, "seq": 10, "dtype": "fp32", "attention": "eager"}
     config = {"architectures": [architecture], **SMALL[architecture if architecture in SMALL else "BertForPreTraining"]}

@@ -185,7 +185,7 @@ class _Collective(ABC):
         network = self.network_bytes_per_s or node.network_bytes_per_s
         if (num_nodes > 1).any() and network is None:
             raise SpecError(
-                f"num_gpus = {int(ranks.max())} needs several {node.id}, whose network is not known; give network_bytes_per_s, or --network to `step`"
+                f"num_gpus = {int(ranks.max())} needs several {node.id}, of unknown network; give network_bytes_per_s (step: --network)"
             )
         link, fraction = self._links(node, per_node, using)
         return Group(
