@@ -153,16 +153,22 @@ class Divided:
     """One GPU's graph, and what it exchanges with its neighbours for every segment of it."""
 
     graph: OpGraph
+    whole: OpGraph  # what all of them run together
     reductions: tuple[int, ...] = ()  # per segment: sums of `reduced_bytes` over tensor-parallel ranks in one run of it, forward
     reduced_bytes: int = 0
     exchanges: int = 0  # layers of experts
     exchanged_bytes: int = 0  # that one GPU sends to or takes back from the experts of such a layer
 
 
-def tensor_parallel(graph: OpGraph, ways: int, *, sequence_parallel: bool = False) -> Divided:
+def undivided(graph: OpGraph) -> Divided:
+    return Divided(graph=graph, whole=graph)
+
+
+def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = False) -> Divided:
     """The graph that one of `ways` GPUs runs, and where their partial sums are added."""
+    graph = divided.graph
     if ways == 1:
-        return Divided(graph=graph)
+        return divided
     body = anatomy(graph)
     for number in sorted(body.heads):
         if number % ways:
@@ -186,7 +192,8 @@ def tensor_parallel(graph: OpGraph, ways: int, *, sequence_parallel: bool = Fals
     made = renamed(graph, segments=tuple(segments), parameters=parameters)
     item = next(tensor for node in graph.segments[0].nodes if node.op == "aten.embedding" for tensor in node.outputs)
     size = body.batch * body.tokens * body.hidden * item.nbytes // max(1, item.numel)
-    return Divided(graph=made, reductions=tuple(reductions), reduced_bytes=size)
+    exchanged = divided.exchanged_bytes // ways  # each GPU of the group passes its part on
+    return replace(divided, graph=made, reductions=tuple(reductions), reduced_bytes=size, exchanged_bytes=exchanged)
 
 
 def _divided_dimension(node: Node, body: Anatomy, attended: bool) -> str | None:
