@@ -315,7 +315,7 @@ def _together(
     phases = split(done.compute_s, shares)
     flop = _model_flop(divided.whole) * layout.micro_batches * layout.replicas
     peak = asked.gpu.matrix_rate(_peak_dtype(asked.dtype, asked.gpu)) * layout.num_gpus
-    update = interval(list(steps.times), 0.0, 1) if steps else NOTHING
+    update = interval(list(steps.times), 0.0) if steps else NOTHING
     lines = breakdown(steps, total_s, dict.fromkeys(steps.waits, 1.0)) if steps else ()
     return StepPrediction(
         graph=graph,
