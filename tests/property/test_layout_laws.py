@@ -167,6 +167,18 @@ def test_experts_keep_the_work_of_a_gpu_and_give_their_weights_away():
     # 24 layers of 4 experts with two matrices of 16384 x 1024: 3 of 4 are elsewhere.
     assert whole.num_parameters - part.graph.num_parameters == 24 * 3 * 2 * 16384 * 1024
     assert part.exchanges == 24
+    assert part.expert_numel == 24 * 2 * 16384 * 1024
+
+
+def test_experts_that_nobody_shares_are_not_added_up():
+    asked = {"mode": "training", "batch": 8, "seq": 512, "dtype": "fp32", "dp": 4}
+    everywhere, spread = (predict_step("Switch-XL-4", GPU, **asked, **how) for how in ({}, {"ep": 4}))
+    added = [sum(each.bytes * each.number for each in step.collectives if each.family == "all_reduce") for step in (everywhere, spread)]
+    # 24 layers of 4 experts with two matrices of 16384 x 1024 in 4 bytes, no longer added up.
+    assert added[0] - added[1] == pytest.approx(24 * 4 * 2 * 16384 * 1024 * 4, rel=0.02)
+    sent = next(each for each in spread.collectives if each.family == "all_to_all")
+    # There and back, forward and backward: 4 experts with room for 128 tokens of 1024 x 4 bytes.
+    assert (sent.number, sent.bytes) == (4 * 24, 4 * 128 * 1024 * 4)
 
 
 @pytest.mark.parametrize(("model", "number"), [("GPT2-Large", 36), ("BERT-Large", 24), ("OPT-1.3B", 24), ("mosaicml/mpt-7b", 32)])

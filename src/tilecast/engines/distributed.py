@@ -220,7 +220,9 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
         family = "reduce_scatter" if layout.zero else "all_reduce"
         every = (size.layer * stage_layers + size.rest) * size.reduced
         bucket = min(BUCKET_BYTES, every)
-        for name, elements, number in (("", size.layer, stage_layers), ("_rest", size.rest, ends)):
+        # Experts that no other GPU holds have all their tokens' gradients already.
+        unique = divided.expert_numel / size.number if layout.ep == layout.replicas else 0.0
+        for name, elements, number in (("", max(0.0, size.layer - unique), stage_layers), ("_rest", size.rest, ends)):
             buckets = elements * size.reduced / bucket
             copies = 2.0 * box.passed(elements * size.reduced, elements * size.reduced).median  # into the bucket, and back
             more["reduce" + name] = buckets * tell("dp", family, bucket, buckets * number) + copies

@@ -158,6 +158,7 @@ class Divided:
     reduced_bytes: int = 0
     exchanges: int = 0  # layers of experts
     exchanged_bytes: int = 0  # that one GPU sends to or takes back from the experts of such a layer
+    expert_numel: int = 0  # weights of the experts that one GPU holds
 
 
 def undivided(graph: OpGraph) -> Divided:
@@ -193,7 +194,14 @@ def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = Fa
     item = next(tensor for node in graph.segments[0].nodes if node.op == "aten.embedding" for tensor in node.outputs)
     size = body.batch * body.tokens * body.hidden * item.nbytes // max(1, item.numel)
     exchanged = divided.exchanged_bytes // ways  # each GPU of the group passes its part on
-    return replace(divided, graph=made, reductions=tuple(reductions), reduced_bytes=size, exchanged_bytes=exchanged)
+    return replace(
+        divided,
+        graph=made,
+        reductions=tuple(reductions),
+        reduced_bytes=size,
+        exchanged_bytes=exchanged,
+        expert_numel=divided.expert_numel // ways,
+    )
 
 
 def _divided_dimension(node: Node, body: Anatomy, attended: bool) -> str | None:
@@ -295,10 +303,12 @@ def expert_parallel(divided: Divided, ways: int) -> Divided:
     layers_of_experts = max(1, products // (2 * number))  # two products, in and out, are one expert
     moved = layers_of_experts * (number - number // ways)  # matrices of each kind that other GPUs hold
     parameters = tuple((tensor, max(1, times - moved) if tensor.shape in owned else times) for tensor, times in graph.parameters)
+    expert_matrices = [tensor for tensor, _ in graph.parameters if tensor.shape in owned]
     return replace(
         divided,
         graph=renamed(graph, segments=folded(nodes), parameters=parameters),
         exchanges=layers_of_experts,
+        expert_numel=sum(tensor.numel for tensor in expert_matrices) * layers_of_experts * number // ways,
         exchanged_bytes=room * number * token_bytes,
     )
 
