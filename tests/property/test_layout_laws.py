@@ -12,6 +12,8 @@ from tilecast.engines.distributed import Pass, Talk, Work, backward_pass, forwar
 from tilecast.engines.step import predict_layouts, predict_step
 from tilecast.workloads.aten import matrix_flop
 from tilecast.workloads.layout import Layers, Layout, Members, expert_parallel, layers, members, tensor_parallel, undivided
+from tilecast.workloads.opgraph import renamed
+from tilecast.workloads.recompute import recomputed
 from tilecast.workloads.step_models import model_graph
 
 MODEL, GPU = "mosaicml/mpt-1b", "a100-sxm-80gb"
@@ -89,6 +91,22 @@ def test_model_flop_and_weights_are_those_of_the_whole_model():
     plain, divided = (predict_step(MODEL, GPU, **ASKED, **how) for how in ({"dp": 8}, {"tp": 8}))
     assert divided.inputs["num_parameters"] == plain.inputs["num_parameters"]
     assert divided.mfu * divided.step_s.median == pytest.approx(plain.mfu * plain.step_s.median)
+
+
+def test_layers_that_run_again_add_their_sums_again():
+    plain, again = (predict_step(MODEL, GPU, **ASKED, tp=8, recompute=how).collectives[0] for how in (False, True))
+    assert (plain.number, again.number) == (4 * 24, 6 * 24)
+    graph = model_graph(MODEL, mode="training", batch=8, seq=512, dtype="bf16")
+    stopped = renamed(graph, segments=recomputed(graph.segments), recompute=True)
+    # Today the second run stops before the last product of a layer: attention's sum is made again, the other is not.
+    assert tensor_parallel(undivided(stopped), 8).sums == (2.0, 1.0)
+    assert flop(graph) < flop(stopped) < flop(renamed(graph, segments=recomputed(graph.segments, stops_early=False)))
+
+
+def test_a_part_may_be_compiled():
+    eager, fused = (predict_step("GPT2-Large", GPU, batch=8, seq=512, tp=4, runtime=how) for how in ("eager", "compiled"))
+    assert fused.step_s.median < eager.step_s.median
+    assert fused.communication_s.median == pytest.approx(eager.communication_s.median)
 
 
 def test_many_layouts_are_each_what_it_is_alone():

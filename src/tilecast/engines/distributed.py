@@ -228,7 +228,7 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
             more["reduce" + name] = buckets * tell("dp", family, bucket, buckets * number) + copies
         if layout.zero:
             more["after"] = tell("dp", "all_gather", every / size.reduced * size.item, 1, "weights of sharded optimizer")
-    sums = _per_layer(divided, parts)
+    sums = Pass(divided.sums[0], sum(divided.sums))
     if layout.tp > 1:
         kinds = ("reduce_scatter", "all_gather") if layout.sequence_parallel else ("all_reduce",)
         number = (sums.forward + sums.backward * work.trains) * stage_layers * micro
@@ -246,17 +246,6 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
         sent = float(ways) * layout.virtual_stages * (layout.pp - 1) / layout.pp * micro
         more["send"] = tell("pp", "send_recv", _sent_bytes(divided.graph, parts), sent)
     return Talk(**more, taken_fraction=box.taken_fraction), said, total
-
-
-def _per_layer(divided: Divided, parts: Layers) -> Pass:
-    """Tensor-parallel sums of a layer: forward, and backward with those of layers that run again."""
-    if not divided.reductions:
-        return NO_TIME
-    segments = divided.graph.segments
-    runs = {name: sum(segments[place].repeat for place in places) or 1 for name, places in (("f", parts.forward), ("b", parts.backward))}
-    forward = sum(divided.reductions[place] * segments[place].repeat for place in parts.forward) / runs["f"]
-    again = sum(divided.reductions[place] * segments[place].repeat for place in parts.backward) / runs["b"]
-    return Pass(forward, forward + again)
 
 
 def _sent_bytes(graph: OpGraph, parts: Layers) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -165,7 +165,7 @@ def predict_layouts(
 
 
 def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str], draw: bool) -> StepPrediction:
-    graph = _graph(asked, layout)
+    graph = _as_run(asked, _graph(asked, layout))
     training = graph.mode == "training"
     micro = layout.micro_batches
     kind = rule[0] if training else None
@@ -233,6 +233,10 @@ def _graph(asked: Question, layout: Layout) -> OpGraph:
         )  # fmt: skip
     if layout.micro_batches > 1 and graph.mode != "training" and layout.pp == 1:
         raise InvalidInput("micro_batches is for training: an inference pass has one")
+    return graph
+
+
+def _as_run(asked: Question, graph: OpGraph) -> OpGraph:
     return compiled(graph) if asked.runtime == "compiled" else graph
 
 
@@ -291,7 +295,8 @@ def _together(
     cut = micro_batch, layout.tp, layout.sequence_parallel, layout.ep, master
     if cut not in graphs:
         shared = expert_parallel(undivided(_graph(asked, layout)), layout.ep)
-        graphs[cut] = tensor_parallel(shared, layout.tp, sequence_parallel=layout.sequence_parallel)
+        divided = tensor_parallel(shared, layout.tp, sequence_parallel=layout.sequence_parallel)
+        graphs[cut] = replace(divided, graph=_as_run(asked, divided.graph))
     divided = graphs[cut]
     graph = divided.graph
     training = graph.mode == "training"
