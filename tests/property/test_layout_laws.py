@@ -11,7 +11,9 @@ from tilecast import hardware
 from tilecast.engines.distributed import Pass, Talk, Work, backward_pass, forward_pass, scheduled, whole_step
 from tilecast.engines.step import predict_layouts, predict_step
 from tilecast.workloads.aten import matrix_flop
-from tilecast.workloads.layout import Divided, Layers, Layout, Members, expert_parallel, layers, members, tensor_parallel
+from tilecast.workloads.layout import Layers, Layout, Members, expert_parallel, layers, members, tensor_parallel, undivided
+from tilecast.workloads.opgraph import renamed
+from tilecast.workloads.recompute import recomputed
 from tilecast.workloads.step_models import model_graph
 
 MODEL, GPU = "mosaicml/mpt-1b", "a100-sxm-80gb"
@@ -85,6 +87,28 @@ def test_recomputation_trades_time_for_memory():
     assert full.mfu * full.step_s.median == pytest.approx(plain.mfu * plain.step_s.median)
 
 
+def test_model_flop_and_weights_are_those_of_the_whole_model():
+    plain, divided = (predict_step(MODEL, GPU, **ASKED, **how) for how in ({"dp": 8}, {"tp": 8}))
+    assert divided.inputs["num_parameters"] == plain.inputs["num_parameters"]
+    assert divided.mfu * divided.step_s.median == pytest.approx(plain.mfu * plain.step_s.median)
+
+
+def test_layers_that_run_again_add_their_sums_again():
+    plain, again = (predict_step(MODEL, GPU, **ASKED, tp=8, recompute=how).collectives[0] for how in (False, True))
+    assert (plain.number, again.number) == (4 * 24, 6 * 24)
+    graph = model_graph(MODEL, mode="training", batch=8, seq=512, dtype="bf16")
+    stopped = renamed(graph, segments=recomputed(graph.segments), recompute=True)
+    # Today the second run stops before the last product of a layer: attention's sum is made again, the other is not.
+    assert tensor_parallel(undivided(stopped), 8).sums == (2.0, 1.0)
+    assert flop(graph) < flop(stopped) < flop(renamed(graph, segments=recomputed(graph.segments, stops_early=False)))
+
+
+def test_a_part_may_be_compiled():
+    eager, fused = (predict_step("GPT2-Large", GPU, batch=8, seq=512, tp=4, runtime=how) for how in ("eager", "compiled"))
+    assert fused.step_s.median < eager.step_s.median
+    assert fused.communication_s.median == pytest.approx(eager.communication_s.median)
+
+
 def test_many_layouts_are_each_what_it_is_alone():
     layouts = [Layout(fsdp=8), Layout(tp=4, dp=2), Layout(pp=4, dp=2, micro_batches=4), Layout(fsdp=8)]
     together = predict_layouts(MODEL, GPU, layouts, **ASKED)
@@ -124,7 +148,7 @@ def test_tensor_parallel_adds_two_activations_a_layer_each_way():
 
 
 def test_stages_send_activations_forward_and_gradients_back():
-    # 4 of 5 boundaries... with pp = 4 each of 3 boundaries carries 8 micro-batches both ways: 12 sends a GPU on average.
+    # Each of 3 boundaries between 4 stages carries 8 micro-batches both ways: 48 messages, 12 for each GPU on average.
     found = predict_step(MODEL, GPU, **ASKED, pp=4, micro_batches=8)
     (one,) = found.collectives
     assert (one.family, one.bytes, one.number) == ("send_recv", 8 * 512 * 2048 * 2, 12)
@@ -147,7 +171,7 @@ def test_groups_fill_a_node_in_megatrons_order():
 def test_tensor_parallel_divides_the_products_and_weights(model, sequence_parallel):
     dtype = "bf16" if "mpt" in model else "fp32"
     whole = model_graph(model, mode="training", batch=2, seq=512, dtype=dtype)
-    part = tensor_parallel(whole, 4, sequence_parallel=sequence_parallel).graph
+    part = tensor_parallel(undivided(whole), 4, sequence_parallel=sequence_parallel).graph
     assert flop(whole) / flop(part) == pytest.approx(4.0, rel=1e-3)
     assert whole.num_parameters / part.num_parameters == pytest.approx(4.0, rel=0.02)  # norms and biases of sums are whole
     ratio = whole.live_bytes()["kept"] / part.live_bytes()["kept"]
@@ -156,11 +180,23 @@ def test_tensor_parallel_divides_the_products_and_weights(model, sequence_parall
 
 def test_experts_keep_the_work_of_a_gpu_and_give_their_weights_away():
     whole = model_graph("Switch-XL-4", mode="training", batch=2, seq=512, dtype="fp32")
-    part = expert_parallel(Divided(graph=whole), 4)
+    part = expert_parallel(undivided(whole), 4)
     assert flop(part.graph) == pytest.approx(flop(whole))
     # 24 layers of 4 experts with two matrices of 16384 x 1024: 3 of 4 are elsewhere.
     assert whole.num_parameters - part.graph.num_parameters == 24 * 3 * 2 * 16384 * 1024
     assert part.exchanges == 24
+    assert part.expert_numel == 24 * 2 * 16384 * 1024
+
+
+def test_experts_that_nobody_shares_are_not_added_up():
+    asked = {"mode": "training", "batch": 8, "seq": 512, "dtype": "fp32", "dp": 4}
+    everywhere, spread = (predict_step("Switch-XL-4", GPU, **asked, **how) for how in ({}, {"ep": 4}))
+    added = [sum(each.bytes * each.number for each in step.collectives if each.family == "all_reduce") for step in (everywhere, spread)]
+    # 24 layers of 4 experts with two matrices of 16384 x 1024 in 4 bytes, no longer added up.
+    assert added[0] - added[1] == pytest.approx(24 * 4 * 2 * 16384 * 1024 * 4, rel=0.02)
+    sent = next(each for each in spread.collectives if each.family == "all_to_all")
+    # There and back, forward and backward: 4 experts with room for 128 tokens of 1024 x 4 bytes.
+    assert (sent.number, sent.bytes) == (4 * 24, 4 * 128 * 1024 * 4)
 
 
 @pytest.mark.parametrize(("model", "number"), [("GPT2-Large", 36), ("BERT-Large", 24), ("OPT-1.3B", 24), ("mosaicml/mpt-7b", 32)])

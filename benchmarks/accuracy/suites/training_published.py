@@ -108,7 +108,7 @@ def run(quick: bool) -> Result:
         notes=[
             "MPT on 8 to 512 A100 (40 and 80 GB), FSDP full sharding, bf16; SXM parts and the interconnect are assumed, not stated.",
             "Tilecast knows kernels of A100, nothing of these runs. MPT runs as its trainer does: FlashAttention 1 in Triton, a fused loss,"
-            " two metrics a micro-batch; recomputation stops early as PyTorch's does; the network is the catalogue's 200 Gbit/s a GPU.",
+            " two metrics a micro-batch, layers run to their end again (PyTorch 1.13 and 2.0); network 200 Gbit/s a GPU.",
             "FLOP of a token: 6 N + 12 L d s with the published N; the publisher's own MFU follows from it.",
             "Throughput spans a factor of 600, so anything that knows the FLOP ranks it nearly perfectly; ranking MFU is the hard part.",
             "A constant of the other sizes ranks MFU backwards by construction: leaving the good runs out lowers the median.",

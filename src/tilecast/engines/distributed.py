@@ -220,13 +220,15 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
         family = "reduce_scatter" if layout.zero else "all_reduce"
         every = (size.layer * stage_layers + size.rest) * size.reduced
         bucket = min(BUCKET_BYTES, every)
-        for name, elements, number in (("", size.layer, stage_layers), ("_rest", size.rest, ends)):
+        # Experts that no other GPU holds have all their tokens' gradients already.
+        unique = divided.expert_numel / size.number if layout.ep == layout.replicas else 0.0
+        for name, elements, number in (("", max(0.0, size.layer - unique), stage_layers), ("_rest", size.rest, ends)):
             buckets = elements * size.reduced / bucket
             copies = 2.0 * box.passed(elements * size.reduced, elements * size.reduced).median  # into the bucket, and back
             more["reduce" + name] = buckets * tell("dp", family, bucket, buckets * number) + copies
         if layout.zero:
             more["after"] = tell("dp", "all_gather", every / size.reduced * size.item, 1, "weights of sharded optimizer")
-    sums = _per_layer(divided, parts)
+    sums = Pass(divided.sums[0], sum(divided.sums))
     if layout.tp > 1:
         kinds = ("reduce_scatter", "all_gather") if layout.sequence_parallel else ("all_reduce",)
         number = (sums.forward + sums.backward * work.trains) * stage_layers * micro
@@ -244,17 +246,6 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
         sent = float(ways) * layout.virtual_stages * (layout.pp - 1) / layout.pp * micro
         more["send"] = tell("pp", "send_recv", _sent_bytes(divided.graph, parts), sent)
     return Talk(**more, taken_fraction=box.taken_fraction), said, total
-
-
-def _per_layer(divided: Divided, parts: Layers) -> Pass:
-    """Tensor-parallel sums of a layer: forward, and backward with those of layers that run again."""
-    if not divided.reductions:
-        return NO_TIME
-    segments = divided.graph.segments
-    runs = {name: sum(segments[place].repeat for place in places) or 1 for name, places in (("f", parts.forward), ("b", parts.backward))}
-    forward = sum(divided.reductions[place] * segments[place].repeat for place in parts.forward) / runs["f"]
-    again = sum(divided.reductions[place] * segments[place].repeat for place in parts.backward) / runs["b"]
-    return Pass(forward, forward + again)
 
 
 def _sent_bytes(graph: OpGraph, parts: Layers) -> int:

@@ -32,7 +32,7 @@ from tilecast.workloads.aggregate import Price, price_step, weakest
 from tilecast.workloads.aten import matrix_flop
 from tilecast.workloads.fusion import compiled
 from tilecast.workloads.graph import KernelCall, Step
-from tilecast.workloads.layout import Divided, Layout, expert_parallel, layers, tensor_parallel
+from tilecast.workloads.layout import Divided, Layout, expert_parallel, layers, tensor_parallel, undivided
 from tilecast.workloads.opgraph import OpGraph, load_graph, renamed
 from tilecast.workloads.recompute import RECOMPUTE, recomputed, runs_again
 from tilecast.workloads.step_models import DTYPES, model_graph, positive
@@ -165,7 +165,7 @@ def predict_layouts(
 
 
 def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str], draw: bool) -> StepPrediction:
-    graph = _graph(asked, layout)
+    graph = _as_run(asked, _graph(asked, layout))
     training = graph.mode == "training"
     micro = layout.micro_batches
     kind = rule[0] if training else None
@@ -233,6 +233,10 @@ def _graph(asked: Question, layout: Layout) -> OpGraph:
         )  # fmt: skip
     if layout.micro_batches > 1 and graph.mode != "training" and layout.pp == 1:
         raise InvalidInput("micro_batches is for training: an inference pass has one")
+    return graph
+
+
+def _as_run(asked: Question, graph: OpGraph) -> OpGraph:
     return compiled(graph) if asked.runtime == "compiled" else graph
 
 
@@ -290,12 +294,9 @@ def _together(
     micro_batch = layout.micro_batch(asked.batch) if asked.batch is not None and not isinstance(asked.model, OpGraph) else None
     cut = micro_batch, layout.tp, layout.sequence_parallel, layout.ep, master
     if cut not in graphs:
-        whole = expert_parallel(Divided(graph=_graph(asked, layout)), layout.ep)
-        graphs[cut] = replace(
-            tensor_parallel(whole.graph, layout.tp, sequence_parallel=layout.sequence_parallel),
-            exchanges=whole.exchanges,
-            exchanged_bytes=whole.exchanged_bytes // layout.tp,
-        )
+        shared = expert_parallel(undivided(_graph(asked, layout)), layout.ep)
+        divided = tensor_parallel(shared, layout.tp, sequence_parallel=layout.sequence_parallel)
+        graphs[cut] = replace(divided, graph=_as_run(asked, divided.graph))
     divided = graphs[cut]
     graph = divided.graph
     training = graph.mode == "training"
@@ -317,10 +318,9 @@ def _together(
     total_s = done.compute_s + done.exposed_s + optimizer_s
     shares = {name: found.phase(name) for name in ("forward", "loss", "backward")}
     phases = split(done.compute_s, shares)
-    whole_graph = _model_flop(graph) * layout.tp
-    flop = whole_graph * layout.micro_batches * layout.replicas
+    flop = _model_flop(divided.whole) * layout.micro_batches * layout.replicas
     peak = asked.gpu.matrix_rate(_peak_dtype(asked.dtype, asked.gpu)) * layout.num_gpus
-    update = interval(list(steps.times), 0.0, 1) if steps else NOTHING
+    update = interval(list(steps.times), 0.0) if steps else NOTHING
     lines = breakdown(steps, total_s, dict.fromkeys(steps.waits, 1.0)) if steps else ()
     return StepPrediction(
         graph=graph,
@@ -335,7 +335,7 @@ def _together(
         memory=memory_of(divided, layout, size, STATES[kind] if kind else 0, CONTEXT_BYTES, asked.gpu.dram_bytes),
         basis=weakest([found.basis, "analytic"] if done.collectives else [found.basis]),
         breakdown=parts_of(found, done, tuple(part for part in lines if part.name != HOST), layout, total_s),
-        inputs=_inputs(asked, layout, graph) | {"node": box.node.id},
+        inputs=_inputs(asked, layout, divided.whole) | {"node": box.node.id},
         notes=graph.notes,
         num_gpus=layout.num_gpus,
         collectives=done.collectives,

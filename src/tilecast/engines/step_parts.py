@@ -1,7 +1,7 @@
 """The record of a predicted step, its lines, and how the operators of a graph are priced: what one GPU and many have in common."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -190,10 +190,31 @@ class Priced:
     places: Mapping[Node, tuple[int, ...]]  # a node's kernels among the calls
     waits: Mapping[str, float]
     _alone: list[float] = field(default_factory=list, repr=False, compare=False)
+    _phases: dict[str, Interval] = field(default_factory=dict, repr=False, compare=False)
+    _lines: list[StepPart] = field(default_factory=list, repr=False, compare=False)
 
     def phase(self, name: str, number: float = 1) -> Interval:
         """All kernels of a phase, `number` times over, with the waits among them."""
-        return interval([time for time in self.times if time.call.phase == name], self.waits[name], number)
+        if name not in self._phases:
+            self._phases[name] = interval([time for time in self.times if time.call.phase == name], self.waits[name])
+        return self._phases[name].per(1.0 / number)
+
+    def lines(self) -> list[StepPart]:
+        """Operators of one name, family and phase together, run once, without their share of a step."""
+        if not self._lines:
+            groups: dict[tuple[str, str, str, bool], list[CallTime]] = {}
+            for time, is_known in zip(self.times, self.known, strict=True):
+                groups.setdefault((time.call.phase, time.call.name, time.call.kernel.family, is_known), []).append(time)
+            for (phase, name, family, is_known), members in groups.items():
+                longest = max(members, key=lambda each: float(each.median_s[0]))
+                self._lines.append(
+                    StepPart(
+                        phase=phase, name=name, family=family, launches=sum(each.call.count for each in members),
+                        time=interval(members, 0.0), share_fraction=0.0, bound_s=sum(float(each.bound_s[0]) for each in members),
+                        bound_by=longest.bound_by, basis=weakest([each.basis for each in members]), modelled=is_known,
+                    )
+                )  # fmt: skip
+        return self._lines
 
     def node_s(self, node: Node) -> float:
         """One run of a node."""
@@ -264,28 +285,23 @@ def _dispatches(update: OptimizerUpdate) -> int:
     return int(operations * (update.num_tensors if update.implementation == "per_tensor" else 1))
 
 
-def interval(times: list[CallTime], wait_s: float, number: float) -> Interval:
+def interval(times: list[CallTime], wait_s: float) -> Interval:
     if not times:
         return NOTHING
     total = joined(Step("prefill", tuple(time.call for time in times)), tuple(times))
-    return Interval(*(number * (float(value[0]) + wait_s) for value in (total.median_s, total.low_s, total.high_s)))
+    return Interval(*(float(value[0]) + wait_s for value in (total.median_s, total.low_s, total.high_s)))
 
 
 def breakdown(found: Priced, total_s: float, times_run: Mapping[str, float]) -> tuple[StepPart, ...]:
-    """Operators of one name, family and phase together; `times_run` says how often each phase runs, on average over GPUs."""
-    groups: dict[tuple[str, str, str, bool], list[CallTime]] = {}
-    for time, is_known in zip(found.times, found.known, strict=True):
-        groups.setdefault((time.call.phase, time.call.name, time.call.kernel.family, is_known), []).append(time)
+    """The lines of a step; `times_run` says how often each phase runs, on average over GPUs."""
     parts = []
-    for (phase, name, family, is_known), members in groups.items():
-        number = times_run[phase]
-        spent = interval(members, 0.0, number)
-        longest = max(members, key=lambda each: float(each.median_s[0]))
+    for line in found.lines():
+        number = times_run[line.phase]
+        spent = line.time.per(1.0 / number)
         parts.append(
-            StepPart(
-                phase=phase, name=name, family=family, launches=round(number * sum(each.call.count for each in members)), time=spent,
-                share_fraction=spent.median / total_s, bound_s=number * sum(float(each.bound_s[0]) for each in members),
-                bound_by=longest.bound_by, basis=weakest([each.basis for each in members]), modelled=is_known,
+            replace(
+                line, launches=round(number * line.launches), time=spent, share_fraction=spent.median / total_s,
+                bound_s=number * line.bound_s,
             )
         )  # fmt: skip
     waits = [idle(phase, HOST, wait_s * times_run[phase], total_s) for phase, wait_s in found.waits.items() if wait_s > 0]

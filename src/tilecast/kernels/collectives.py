@@ -184,7 +184,8 @@ class _Collective(ABC):
         num_nodes = ranks / per_node
         network = self.network_bytes_per_s or node.network_bytes_per_s
         if (num_nodes > 1).any() and network is None:
-            raise SpecError(f"num_gpus = {int(ranks.max())} needs several {node.id}, whose network is not known; give network_bytes_per_s")
+            asked = f"num_gpus = {int(ranks.max())} needs several {node.id}"
+            raise SpecError(f"{asked}; its network is not known; give network_bytes_per_s (step: --network)")
         link, fraction = self._links(node, per_node, using)
         return Group(
             bytes=size["bytes"][:, 0],

@@ -12,6 +12,7 @@ from typing import Any
 
 from tilecast.errors import InvalidInput
 from tilecast.workloads.opgraph import Node, OpGraph, Segment, TensorShape, folded, renamed
+from tilecast.workloads.recompute import runs_again
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved")
 STAGES_OF_ZERO = (0, 1, 2)  # 3 is what fsdp does
@@ -153,40 +154,59 @@ class Divided:
     """One GPU's graph, and what it exchanges with its neighbours for every segment of it."""
 
     graph: OpGraph
-    reductions: tuple[int, ...] = ()  # per segment: sums of `reduced_bytes` over tensor-parallel ranks in one run of it, forward
+    whole: OpGraph  # what all of them run together
+    sums: tuple[float, float] = (0.0, 0.0)  # of `reduced_bytes` over tensor-parallel ranks in a layer: forward, and when it runs again
     reduced_bytes: int = 0
     exchanges: int = 0  # layers of experts
     exchanged_bytes: int = 0  # that one GPU sends to or takes back from the experts of such a layer
+    expert_numel: int = 0  # weights of the experts that one GPU holds
 
 
-def tensor_parallel(graph: OpGraph, ways: int, *, sequence_parallel: bool = False) -> Divided:
+def undivided(graph: OpGraph) -> Divided:
+    return Divided(graph=graph, whole=graph)
+
+
+def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = False) -> Divided:
     """The graph that one of `ways` GPUs runs, and where their partial sums are added."""
+    graph = divided.graph
     if ways == 1:
-        return Divided(graph=graph)
+        return divided
     body = anatomy(graph)
     for number in sorted(body.heads):
         if number % ways:
             raise InvalidInput(f"tp = {ways} must divide the {number} attention heads of {graph.name}")
     maps = _Maps(body, ways, sequence_parallel)
-    segments, reductions = [], []
+    segments, sums_of = [], []
     for segment in graph.segments:
         attended, sums, nodes = False, 0, []
         for node in segment.nodes:
             attended = attended or bool(_headed(node)) or "scaled_dot_product" in node.op or "softmax_backward" in node.op
             if node.op in PRODUCTS:
                 along = _divided_dimension(node, body, attended)
-                sums += node.phase == "forward" and along == "k"
+                sums += along == "k" and (node.phase == "forward" or runs_again(node))
                 nodes.append(maps.product(node, along))
             else:
-                sums += node.phase == "forward" and node.op == "aten.embedding" and node.inputs[0].shape[0] in body.widths
                 nodes.append(maps.other(node))
         segments.append(Segment(segment.repeat, tuple(nodes)))
-        reductions.append(sums)
+        sums_of.append(sums)
     parameters = tuple((maps.tensor(tensor), times) for tensor, times in graph.parameters)
     made = renamed(graph, segments=tuple(segments), parameters=parameters)
     item = next(tensor for node in graph.segments[0].nodes if node.op == "aten.embedding" for tensor in node.outputs)
     size = body.batch * body.tokens * body.hidden * item.nbytes // max(1, item.numel)
-    return Divided(graph=made, reductions=tuple(reductions), reduced_bytes=size)
+    parts = layers(graph)
+    told = [
+        sum(sums_of[place] * graph.segments[place].repeat for place in places) / max(1, _repeats(graph, places))
+        for places in (parts.forward, parts.backward)
+    ]
+    exchanged = divided.exchanged_bytes // ways  # each GPU of the group passes its part on
+    return replace(
+        divided, graph=made, sums=(told[0], told[1]), reduced_bytes=size, exchanged_bytes=exchanged,
+        expert_numel=divided.expert_numel // ways,
+    )  # fmt: skip
+
+
+def _repeats(graph: OpGraph, places: frozenset[int]) -> int:
+    return sum(graph.segments[place].repeat for place in places)
 
 
 def _divided_dimension(node: Node, body: Anatomy, attended: bool) -> str | None:
@@ -288,10 +308,12 @@ def expert_parallel(divided: Divided, ways: int) -> Divided:
     layers_of_experts = max(1, products // (2 * number))  # two products, in and out, are one expert
     moved = layers_of_experts * (number - number // ways)  # matrices of each kind that other GPUs hold
     parameters = tuple((tensor, max(1, times - moved) if tensor.shape in owned else times) for tensor, times in graph.parameters)
+    expert_matrices = [tensor for tensor, _ in graph.parameters if tensor.shape in owned]
     return replace(
         divided,
         graph=renamed(graph, segments=folded(nodes), parameters=parameters),
         exchanges=layers_of_experts,
+        expert_numel=sum(tensor.numel for tensor in expert_matrices) * layers_of_experts * number // ways,
         exchanged_bytes=room * number * token_bytes,
     )
 

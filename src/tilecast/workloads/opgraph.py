@@ -83,6 +83,7 @@ class OpGraph:
     torch_version: str = ""
     notes: tuple[str, ...] = ()
     _counted: dict[Node, int] = field(default_factory=dict, repr=False, compare=False)
+    _live: dict[str, int] = field(default_factory=dict, repr=False, compare=False)
 
     def nodes(self) -> Iterator[Node]:
         """Every operator, layers unfolded."""
@@ -116,6 +117,8 @@ class OpGraph:
 
     def live_bytes(self) -> dict[str, int]:
         """Most memory held at once in each phase, weights left out; and what is held when the forward pass ends."""
+        if self._live:
+            return self._live
         live, peaks, kept = 0, dict.fromkeys(PHASES, 0), 0
         for segment in self.segments:
             for index in range(segment.repeat):
@@ -139,7 +142,8 @@ class OpGraph:
                         if node.phase != "backward":
                             kept = live
                     break
-        return {**peaks, "kept": kept}
+        self._live.update(peaks, kept=kept)
+        return self._live
 
     # ---- JSON ----------------------------------------------------------------------------------------------------
 
@@ -325,4 +329,4 @@ def _monomial(values: tuple[int, ...], points: list[tuple[int, int]]) -> int | s
 
 def renamed(graph: OpGraph, **changes: Any) -> OpGraph:
     """The same graph with other facts."""
-    return replace(graph, _counted={}, **changes)
+    return replace(graph, _counted={}, _live={}, **changes)

@@ -20,21 +20,24 @@ def runs_again(node: Node) -> bool:
     return AGAIN in node.options
 
 
-def recomputed(segments: tuple[Segment, ...], what: str = "full") -> tuple[Segment, ...]:
-    """The folded step with its layers checkpointed: the longest run of equal layers forward, and the one backward."""
+def recomputed(segments: tuple[Segment, ...], what: str = "full", *, stops_early: bool = True) -> tuple[Segment, ...]:
+    """The folded step with its layers checkpointed: the longest run of equal layers forward, and the one backward.
+
+    `stops_early`: PyTorch since 2.1; before, a layer ran to its end again.
+    """
     forward, backward = (_layers(segments, phase) for phase in ("forward", "backward"))
     if forward is None or backward is None:
         raise InvalidInput("recompute needs a list of equal layers, and this model has none")
     first, last = segments[forward], segments[backward]
-    saved = _saved(first.nodes)
-    if not saved:
+    if not _saved(first.nodes):
         raise InvalidInput("recompute has nothing to save: the layers keep nothing for the backward pass")
     if what == "full":
-        residual = _largest_common(saved, first.nodes[-1])
-        let_go = list(saved)
-        let_go.remove(residual)
+        held = _saved(first.nodes)
+        _, residual = held.pop(_result(held, first.nodes[-1]))
+        let_go = [tensor for _, tensor in held]
         lean = (*first.nodes[:-1], replace(first.nodes[-1], frees=(*first.nodes[-1].frees, *let_go)))
-        needed, gone = _needed(first.nodes, let_go)
+        read = max((place for place, _ in held), default=0) + 1
+        needed, gone = _needed(first.nodes, read if stops_early else len(first.nodes))
         # A result that is made again takes the place of the one that was kept.
         again = _marked(
             (*needed[:-1], replace(needed[-1], frees=(*needed[-1].frees, *gone, *([residual] if needed == first.nodes else []))))
@@ -43,7 +46,7 @@ def recomputed(segments: tuple[Segment, ...], what: str = "full") -> tuple[Segme
     else:
         start, end = _attention(first.nodes)
         inside = first.nodes[start:end]
-        let_go = _saved(inside)
+        let_go = [tensor for _, tensor in _saved(inside)]
         lean = (*first.nodes[: end - 1], replace(inside[-1], frees=(*inside[-1].frees, *let_go)), *first.nodes[end:])
         again = _marked(inside)
         at = next(
@@ -67,10 +70,8 @@ def _marked(nodes: Sequence[Node]) -> tuple[Node, ...]:
     return tuple(replace(node, phase="backward", options=(*node.options, AGAIN)) for node in nodes)
 
 
-def _needed(nodes: tuple[Node, ...], kept: list[TensorShape]) -> tuple[tuple[Node, ...], list[TensorShape]]:
+def _needed(nodes: tuple[Node, ...], end: int) -> tuple[tuple[Node, ...], list[TensorShape]]:
     """The layer up to the last operator whose result the backward pass reads, and what operators behind it would have freed of it."""
-    read = [place for place, node in enumerate(nodes) if not node.is_view and any(tensor in kept for tensor in node.outputs)]
-    end = max(read, default=0) + 1
     made = [tensor for node in nodes[end:] if not node.is_view for tensor in node.outputs]
     gone = []
     for tensor in (tensor for node in nodes[end:] for tensor in node.frees):
@@ -101,18 +102,20 @@ def _layers(segments: tuple[Segment, ...], phase: str) -> int | None:
     return max(sizes, key=lambda place: sizes[place]) if sizes else None
 
 
-def _saved(nodes: tuple[Node, ...]) -> list[TensorShape]:
-    """What a layer allocates and does not free."""
-    held: list[TensorShape] = [tensor for node in nodes if not node.is_view for tensor in node.outputs]
-    for node in nodes:
+def _saved(nodes: tuple[Node, ...]) -> list[tuple[int, TensorShape]]:
+    """What a layer allocates and does not free, and which operator made it. Of equal tensors the one made last is freed first."""
+    held: list[tuple[int, TensorShape]] = []
+    for place, node in enumerate(nodes):
+        if not node.is_view:
+            held += [(place, tensor) for tensor in node.outputs]
         for tensor in node.frees:
-            if tensor in held:
-                held.remove(tensor)
+            own = [index for index, (_, kept) in enumerate(held) if kept == tensor]
+            if own:
+                held.pop(own[-1])
     return held
 
 
-def _largest_common(saved: list[TensorShape], end: Node) -> TensorShape:
-    """The layer's result, which is the next one's input."""
-    return next(
-        (tensor for tensor in saved if tensor in end.outputs), min(saved, key=lambda tensor: abs(tensor.nbytes - end.allocated_bytes))
-    )
+def _result(held: list[tuple[int, TensorShape]], end: Node) -> int:
+    """Which of them is the layer's result, the next one's input."""
+    last = [index for index, (_, tensor) in enumerate(held) if tensor in end.outputs]
+    return last[-1] if last else min(range(len(held)), key=lambda index: abs(held[index][1].nbytes - end.allocated_bytes))

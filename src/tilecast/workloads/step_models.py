@@ -88,7 +88,9 @@ def model_graph(
     if is_mpt and chosen == "flash":
         saved = _with_its_flash(saved)
     if recompute:
-        return renamed(saved, segments=recomputed(saved.segments, recompute if isinstance(recompute, str) else "full"), recompute=True)
+        what = recompute if isinstance(recompute, str) else "full"
+        # MPT's trainer ran PyTorch 1.13 and 2.0.
+        return renamed(saved, segments=recomputed(saved.segments, what, stops_early=not is_mpt), recompute=True)
     return saved
 
 
