@@ -406,6 +406,12 @@ def test_a_mixture_of_experts_is_read_off_the_grid_of_its_kernels(tmp_path: Path
         ("_ZN7ck_tile6kentryILi2ENS_16FmhaBwdDQDKDVKernelI", "FlashAttention", "attention_backward"),
         ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "NCCL", "collective"),
         ("void selective_scan_fwd_kernel<x>", "state space", "state space"),
+        ("void ck::kernel_moe_gemm_2lds<x>", "AITER / CK", "moe"),
+        ("void vllm::silu_mul_fp8_quant_deep_gemm_kernel", "quantisation", "quantize"),
+        ("void cutlass::device_kernel<cutlass::fmha::kernel::Sm100FmhaMlaKernelTmaWarpspecialized>", "FlashMLA and others", "mla"),
+        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<x>", "custom all-reduce", "all_reduce"),
+        ("void r4d_gemm_w4a16_nt_m64_kernel<1, 1, false>", "another library", "gemm"),
+        ("void at::native::(anonymous namespace)::max_pool_forward_nchw<x>", "ATen", "pooling and sampling"),
         (ADD, "ATen", "elementwise"),
         ("Memcpy DtoH (Device -> Pinned)", "driver", "host copy"),
     ],
@@ -414,6 +420,10 @@ def test_kernels_are_recognised_by_name(name: str, library: str, family: str) ->
     rule = recognise(name, own_rules())
     assert rule is not None
     assert (rule.library, rule.family) == (library, family)
+
+
+def test_words_inside_other_words_name_nothing() -> None:
+    assert recognise("mul_broadcast_2d_kernel", own_rules()) is None  # no cast
 
 
 def test_short_names_keep_what_a_kernel_computes() -> None:

@@ -48,7 +48,7 @@ def launch_of(group: CallGroup, world_size: int | None = None) -> Launch:
     if group.op is None:
         raise Unpriced("in a CUDA graph, whose kernels carry no shapes" if group.in_graph else "its operator is not in the trace")
     if not group.op.has_shapes:
-        raise Unpriced("the trace has no shapes: record it with record_shapes=True")
+        raise Unpriced(f"{group.op.name} has no shapes in the trace (record_shapes=True)")
     rule = FAMILIES.get(family)
     if rule is None:
         raise Unpriced(f"no model of {family}")
