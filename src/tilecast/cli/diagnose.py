@@ -10,6 +10,7 @@ import click
 from tilecast import hardware, units
 from tilecast.cli.files import target, write_whole
 from tilecast.cli.output import command_line, emit, output_options, say
+from tilecast.diagnosis.ceiling import MEANINGS
 from tilecast.diagnosis.diagnose import Diagnosis, diagnose
 from tilecast.diagnosis.rows import Row
 from tilecast.report import Grid, Report, versions
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tilecast.diagnosis.difference import Difference
 
 MOST_SHOWN = 12
-MOST_PARTS = 3  # of a gap, in a table
+LEAST_PART = 0.02  # of a call, for a part of the gap to get a column
 LARGE_BYTES = 16 << 20  # of a file, from which on its reading is reported
 EVERY_S = 2.0
 
@@ -102,8 +103,8 @@ def diagnose_report(
     compared: "Difference | None" = None,
 ) -> Report:  # fmt: skip
     payload = {**found.to_dict(), "answer": answer(found), "inputs": inputs, "versions": versions()}
-    grids = [_headline(found), _findings(found), _ranks(found), _recoverable(found, every), _advice(found, every), _families(found)]
-    grids += [_unpriced(found, every), _unknown(found, every), _notes(found)]
+    grids = [_headline(found), _findings(found), _ranks(found), _recoverable(found, every), _advice(found, every), _gaps(found, every)]
+    grids += [_families(found), _unpriced(found, every), _unknown(found, every), _notes(found)]
     if compared is not None and other is not None:
         payload["against"] = {"gpu": other.gpu.id, "traces": list(other.traces), **compared.to_dict()}
         grids += [_difference(compared), _work(compared, every), _sentences(compared)]
@@ -209,14 +210,24 @@ def _recoverable(found: Diagnosis, every: bool) -> Grid:
 
 
 def _advice(found: Diagnosis, every: bool) -> Grid:
-    rows = [(str(place), row.advice, _gap(row)) for place, row in enumerate(_shown(ranked(found), every), 1)]
-    return Grid(title="What to do about them", columns=("#", "advice", "above the bound"), rows=rows, spare=("above the bound",))
+    rows = [(str(place), row.advice) for place, row in enumerate(_shown(ranked(found), every), 1)]
+    return Grid(title="What to do about them", columns=("#", "advice"), rows=rows)
 
 
-def _gap(row: Row) -> str:
-    """The largest parts of what lies between bound and measured."""
-    largest = sorted((part for part in row.parts if part[1] > 0), key=lambda part: -part[1])[:MOST_PARTS]
-    return ", ".join(f"{name} {seconds(value)}" for name, value in largest)
+def _gaps(found: Diagnosis, every: bool) -> Grid:
+    """One call of each: from the bound, part by part, to what was measured."""
+    shown = _shown(ranked(found), every)
+    names = [name for name in MEANINGS if any(abs(dict(row.parts).get(name, 0.0)) > LEAST_PART * row.measured_s for row in shown)]
+    rows = [
+        (str(place), seconds(row.bound_s), *(_part(dict(row.parts).get(name)) for name in names), seconds(row.measured_s))
+        for place, row in enumerate(shown, 1)
+    ]
+    columns = ("#", "bound", *names, "measured")
+    return Grid(title="What they are made of, one call", columns=columns, rows=rows, right=frozenset(columns[1:]))
+
+
+def _part(value: float | None) -> str:
+    return "" if value is None else f"{'-' if value < 0 else ''}{units.human('_s', abs(value))}"
 
 
 def _families(found: Diagnosis) -> Grid:
