@@ -38,14 +38,15 @@ def described(family: str, measured: pl.DataFrame) -> tuple[Examples, np.ndarray
         gpu, timing = hardware.gpu(str(key[0])), Protocol(first["timer"], first["cache"])
         built = kernel_record(family)(dtype=first["dtype"], identity=first["identity"], **arguments)
         found = priced(built, gpu, timing)
-        parts.append((part["_place"].to_numpy(), launches(built, gpu, found, ""), np.asarray(found.analytic_s), np.asarray(found.bound_s)))
+        asked = launches(built, gpu, found, timing, "")
+        parts.append((part["_place"].to_numpy(), asked, np.asarray(found.analytic_s), np.asarray(found.bound_s)))
     order = np.argsort(np.concatenate([place for place, *_ in parts]), kind="stable")
     numbers = np.concatenate([entry.numbers for _, entry, _, _ in parts])[order]
     binds = np.concatenate([entry.group for _, entry, _, _ in parts])[order]
     analytic_s, bound_s = (np.concatenate([part[column] for part in parts])[order] for column in (2, 3))
     size = len(order)
     data = Examples(
-        numbers=numbers, names=[{}], timing=[""], group_of=np.zeros(size, np.int64), binds=binds, gpu=np.array(measured["gpu"].to_list()),
+        numbers=numbers, names=[{}], group_of=np.zeros(size, np.int64), binds=binds, gpu=np.array(measured["gpu"].to_list()),
         target=np.log(measured["measured"].to_numpy() / analytic_s), shape=np.zeros(size), weight=np.ones(size),
         rank=np.arange(size),
     )  # fmt: skip

@@ -67,9 +67,7 @@ class Learned:
         settings = replace(settings, shared_rows=self.shared_rows or settings.shared_rows)
         if family in SIZES and train.height:
             with suppress(MissingData):  # too few rows: physics alone
-                self.correction = training.fit(
-                    train, family, settings=settings, bases=self.bases, own=self.own, refit="interpolated" not in self.bases, say=_quiet
-                )
+                self.correction = training.fit(train, family, settings=settings, bases=self.bases, own=self.own, say=_quiet)
         return self
 
     def predict(self, rows: pl.DataFrame, family: str) -> Seconds:
@@ -84,7 +82,7 @@ class Learned:
         """(low, median, high) as the predictor makes them; without a correction there is no interval to score."""
         time = priced(group.kernel, group.gpu, group.protocol)
         analytic_s = np.atleast_1d(time.analytic_s)
-        found = launches(group.kernel, group.gpu, time, group.engine) if self.correction is not None else None
+        found = launches(group.kernel, group.gpu, time, group.protocol, group.engine) if self.correction is not None else None
         if found is None or not self.correction.applies_to(found):
             nothing = np.full(len(analytic_s), np.nan)
             return nothing, analytic_s, nothing

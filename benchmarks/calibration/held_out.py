@@ -139,5 +139,5 @@ def _examples(family: str, quick: bool) -> tuple[Examples, Examples]:
     read = partial(examples, family=family, rows_per_slice=10**9)
     one, other = read(capped(train, POOL, most[0])), read(capped(test, POOL, most[1]))
     # Both sides number their groups of names from zero; one list serves both.
-    names, timing = one.names + other.names, one.timing + other.timing
-    return replace(one, names=names, timing=timing), replace(other, names=names, timing=timing, group_of=other.group_of + len(one.names))
+    names = one.names + other.names
+    return replace(one, names=names), replace(other, names=names, group_of=other.group_of + len(one.names))

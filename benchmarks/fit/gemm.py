@@ -20,8 +20,8 @@ from tilecast.execution import Constants, Protocol, analyse, constants
 from tilecast.kernels import gemm
 
 FREE = (
-    "launch_cycles", "launch_s", "fill_s", "drain_s", "dram_fraction", "l2_bytes_per_clock_per_sm", "tensor_fraction", "energy_j_per_flop",
-    "energy_width_power", "burst_s", "rotated_copies",
+    "launch_cycles", "launch_s", "fill_s", "drain_s", "dram_fraction", "multicast_bytes_per_clock_per_sm",
+    "unicast_bytes_per_clock_per_sm", "tensor_fraction", "energy_j_per_flop", "energy_width_power", "burst_s", "rotated_copies",
 )  # fmt: skip
 ROWS_PER_SLICE = 500
 PULL = 0.02

@@ -4,7 +4,6 @@ The ceiling never saw the layer it is asked about. Gains are of two kinds: PipeW
 (`moe_tuning_demo`), and its exhaustive searches give the best time of 16 layers whether anybody flagged them or not (`moe_dse_summary`).
 """
 
-import json
 from pathlib import Path
 
 import polars as pl

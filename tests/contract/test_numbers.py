@@ -81,6 +81,10 @@ SOURCES = {
         "quantize.OPS",
         "sampling.FP32_READS",
     },
+    "published": {  # ratios that a library's authors measured
+        "flash_attention_1.SLOWER_FORWARD",
+        "flash_attention_1.SLOWER_BACKWARD",
+    },
     "computing": {  # no part of the model
         "base.LARGEST",
         "collectives.FULL_BOX",

@@ -22,7 +22,7 @@ def test_a_gemm_redone_by_hand():
     assert analysis.placement.tail_fraction[0] == 0
 
     tensor_us = 32_768 / (1980 * using.tensor_fraction)  # clocks / (MHz x share issued)
-    l2_us = 2_097_152 / (using.l2_bytes_per_clock_per_sm * 1980)
+    l2_us = 2_097_152 / (using.multicast_bytes_per_clock_per_sm * 1980)
     dram_us = 28_442_624 / (3.352e6 * using.dram_fraction)  # bytes / (bytes per microsecond x share reached)
     launch_us = using.launch_cycles / 1980 + using.launch_s * 1e6
     on_sm_us = (tensor_us**4 + l2_us**4) ** 0.25 + using.fill_s * 1e6 + using.drain_s * 1e6

@@ -46,7 +46,6 @@ def artifact(folder: Path, scores: dict[str, dict[str, float]]) -> None:
         Correction(
             family="gemm", vocabulary={"dtype": ["bf16"]}, gpus=("a100-sxm-80gb", "l40s"), archs=("ada", "ampere"),
             measured={"a100-sxm-80gb": {"16-bit None": []}, "l40s": {"16-bit None": []}},
-            timings={"a100-sxm-80gb": {"16-bit None": "profiler cold"}, "l40s": {"16-bit None": "profiler cold"}},
             level=np.zeros((2, 3), np.float32), low=np.full(num_numbers, -99, np.float32), high=np.full(num_numbers, 99, np.float32),
             shared=empty(), local=grove({}), carry=1.0, spread=grove({}), quantile=np.full(4, 0.1),
             manifest=manifest,

@@ -12,7 +12,6 @@ import pytest
 
 from tilecast import hardware
 from tilecast.errors import MissingData
-from tilecast.execution import Protocol
 from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.rms_norm import RmsNorm
 from tilecast.learning import correction as corrections
@@ -52,7 +51,6 @@ def by_hand(**changed: Any) -> Correction:
         gpus=("a100-sxm-80gb", "l40s"),
         archs=("ada", "ampere"),
         measured={"a100-sxm-80gb": {"16-bit None": ["sglang"]}, "l40s": {"16-bit None": ["sglang"]}},
-        timings={"a100-sxm-80gb": {"16-bit None": "profiler cold"}, "l40s": {"16-bit None": "profiler cold"}},
         level=np.array([[0.2, 0.1, 0.0], [-0.2, -0.1, -0.3]], np.float32),
         low=-REACH,
         high=REACH,
@@ -157,12 +155,6 @@ def test_of_several_siblings_the_nearest_in_rates_lends() -> None:
     assert one.stand_in(hardware.gpu("mi300x"), "16-bit cublas") is None
     alone = by_hand(gpus=("h100-sxm",), measured={"h100-sxm": {"16-bit cublas": ["sglang"]}})
     assert alone.stand_in(hardware.gpu("h20"), "16-bit cublas") is None  # a sixth of the tensor rate: another pipeline binds
-
-
-def test_launches_are_described_as_the_rows_that_speak_for_them_were_timed() -> None:
-    one = by_hand(timings={"a100-sxm-80gb": {"16-bit None": "graph rotated"}, "l40s": {"16-bit None": "graph rotated"}})
-    names = {"dtype": "bf16", "cache": "cold"}
-    assert one.timing(names, hardware.gpu("l40s")) == one.timing(names, hardware.gpu("h20")) == Protocol("graph", "rotated")
 
 
 def test_a_kernel_measured_only_on_a_sibling_is_taken_from_there() -> None:

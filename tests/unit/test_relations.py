@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from tilecast import hardware
-from tilecast.learning.features import SIZES, number_names
+from tilecast.execution import Protocol
+from tilecast.kernels.base import priced
+from tilecast.kernels.gemm import Gemm
+from tilecast.learning.features import SIZES, launches, number_names
 from tilecast.learning.relations import PRODUCTS, relation_names, relations
 
 H100 = hardware.gpu("h100-sxm")  # 132 SMs
@@ -39,3 +42,10 @@ def test_every_family_has_relations_of_sizes_it_has(family: str) -> None:
     assert words <= set(SIZES[family])
     assert number_names(family)[-len(relation_names(family)) :] == relation_names(family)
     assert all(np.isfinite(list(of(family).values())))
+
+
+def test_a_launch_is_described_alike_however_it_is_timed() -> None:
+    small, cold, warm = Gemm(m=256, n=4096, k=4096), Protocol("profiler", "cold"), Protocol("graph", "warm")
+    assert priced(small, H100, warm).analytic_s != priced(small, H100, cold).analytic_s
+    one, other = (launches(small, H100, priced(small, H100, timing), timing, "sglang") for timing in (cold, warm))
+    assert one.numbers.tolist() == other.numbers.tolist() and one.group.tolist() == other.group.tolist()

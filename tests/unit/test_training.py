@@ -65,7 +65,7 @@ def fitted() -> Correction:
 def ratio(correction: Correction, gpu: str, **sizes: Any) -> np.ndarray:
     """Median over analytic time."""
     spec, kernel = hardware.gpu(gpu), Gemm(**sizes)
-    return np.exp(correction.correct(launches(kernel, spec, priced(kernel, spec, COLD), "sglang"), spec).log_ratio)
+    return np.exp(correction.correct(launches(kernel, spec, priced(kernel, spec, COLD), COLD, "sglang"), spec).log_ratio)
 
 
 SHAPES = {"m": np.array([32, 256, 512, 2048]), "k": np.array([512, 4096, 2048, 1024])}
@@ -105,7 +105,7 @@ def test_rows_nobody_has_seen_fall_into_the_interval_about_four_times_in_five() 
         mine = fresh.filter(pl.col("gpu").cast(pl.String) == gpu)
         kernel, spec = Gemm(m=mine["m"].to_numpy(), n=mine["n"].to_numpy(), k=mine["k"].to_numpy()), hardware.gpu(gpu)
         analysis = priced(kernel, spec, COLD)
-        found = fitted().correct(launches(kernel, spec, analysis, "sglang"), spec)
+        found = fitted().correct(launches(kernel, spec, analysis, COLD, "sglang"), spec)
         error = np.log(mine["latency_s"].to_numpy() / analysis.analytic_s) - found.log_ratio
         inside += int((np.abs(error) <= found.width).sum())
         total += len(error)
@@ -116,7 +116,7 @@ def test_intervals_widen_from_known_shapes_to_unseen_gpus() -> None:
     width = {}
     for gpu, m in (("h100-sxm", 512), ("h100-sxm", 2**15), ("h800-sxm", 512), ("b200-sxm", 512)):
         spec, kernel = hardware.gpu(gpu), Gemm(m=m, n=4096, k=2048)
-        found = fitted().correct(launches(kernel, spec, priced(kernel, spec, COLD), "sglang"), spec)
+        found = fitted().correct(launches(kernel, spec, priced(kernel, spec, COLD), COLD, "sglang"), spec)
         width[str(found.basis[0])] = float(found.width[0])
     assert 0.8 * 1.28 * NOISE < width["interpolated"] < 2 * 1.28 * NOISE  # 80 % of a normal lies within 1.28 sigma
     assert width["interpolated"] < width["extrapolated-shape"] < min(width["unseen-gpu"], width["unseen-generation"])

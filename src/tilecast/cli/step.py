@@ -5,21 +5,15 @@ from typing import Any
 import click
 
 from tilecast import hardware, units
+from tilecast.cli.files import target, write_whole
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, say, set_option
-from tilecast.engines.step import StepPart, StepPrediction, predict_step
+from tilecast.engines.step import predict_step
+from tilecast.engines.step_parts import StepPart, StepPrediction
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
 
 BAR_WIDTH = 24
 MOST_SHOWN = 8
-# Ways to split a step that nothing stands behind yet.
-NOT_YET = ("dp", "fsdp", "tp", "pp")
-
-
-def _not_yet(function: Any) -> Any:
-    for name in NOT_YET:
-        function = click.option(f"--{name}", name, type=int, default=1, hidden=True)(function)
-    return function
 
 
 @click.command(name="step")
@@ -31,45 +25,80 @@ def _not_yet(function: Any) -> Any:
 @click.option("--dtype", default="fp32", show_default=True, help="fp32 (TF32 off), tf32, bf16, fp16, or amp: autocast to bf16.")
 @click.option("--runtime", default="eager", show_default=True, help="How PyTorch runs it.")
 @click.option("--attention", help="eager (three operators) or sdpa, flash (one kernel) [default: eager; MPT: flash].")
+@click.option("--dp", type=int, default=1, show_default=True, help="Replicas: each takes a part of the batch, gradients are added.")
+@click.option(
+    "--fsdp", is_flag=False, flag_value="dp", default="1", help="Ranks that shard weights, gradients and states; alone: those of --dp."
+)
+@click.option("--tp", type=int, default=1, show_default=True, help="GPUs that share every layer.")
+@click.option("--pp", type=int, default=1, show_default=True, help="Stages, each with a part of the layers.")
+@click.option("--ep", type=int, default=1, show_default=True, help="Data-parallel ranks among which experts are divided.")
 @click.option("--micro-batches", type=int, default=1, show_default=True, help="Parts of the batch whose gradients are added up.")
+@click.option("--zero", type=int, default=0, show_default=True, help="What --dp ranks divide: 1 optimizer states, 2 gradients too.")
+@click.option("--sequence-parallel", is_flag=True, help="With --tp: norms and residuals are divided by tokens.")
+@click.option("--schedule", default="1f1b", show_default=True, help="Of stages: 1f1b, gpipe or interleaved.")
+@click.option("--virtual-stages", type=int, default=1, show_default=True, help="Groups of layers per GPU, interleaved.")
 @click.option("--recompute", is_flag=True, help="Activation checkpointing: layers run forward again in the backward pass.")
+@click.option("--recompute-attention", is_flag=True, help="The same for the inside of attention alone: Megatron's selective recomputation.")
+@click.option("--node", help="The box the GPUs stand in [default: the catalogue's for this GPU].")
+@click.option("--network", help="Rate of one GPU's network adapter, such as 25GB/s, where the box names none.")
 @click.option("--optimizer", help="adamw [default], adam or sgd; with -fused, -foreach or -per-tensor behind it.")
 @click.option("--no-optimizer", is_flag=True, help="Forward and backward alone: gradients are added to those that are there.")
 @click.option("--breakdown", is_flag=True, help="Every operator: launches, time, share, bound, basis.")
+@click.option("--trace", "trace_path", metavar="FILE.json", help="Also write a timeline for ui.perfetto.dev or chrome://tracing.")
 @set_option
 @output_options
-@_not_yet
 def command(
-    model: str, gpu: str, assignments: tuple[str, ...], optimizer: str | None, no_optimizer: bool, breakdown: bool,
-    as_json: bool, as_csv: bool, as_python: bool, **given: Any,
+    model: str, gpu: str, assignments: tuple[str, ...], optimizer: str | None, no_optimizer: bool, breakdown: bool, fsdp: str,
+    network: str | None, trace_path: str | None, as_json: bool, as_csv: bool, as_python: bool, **given: Any,
 ) -> None:  # fmt: skip
-    """Predict one forward pass, or forward, backward and optimizer, on one GPU.
+    """Predict one forward pass, or forward, backward and optimizer, on one GPU or many: dp x fsdp x tp x pp of them.
 
     MODEL is a bundled id (BERT-Large, GPT2-Large, GPT3-XL, GPT3-2.7B, OPT-1.3B, Switch-XL-4, mosaicml/mpt-7b ...), a config.json or its
     folder (extra torch), or NAME.graph.json, what `tilecast.trace(...).save` wrote.
     """
-    for name in NOT_YET:
-        if (value := given.pop(name)) != 1:
-            raise InvalidInput(f"--{name} {value} is not supported yet: one GPU is")
+    given |= _shards(fsdp, given["dp"])
+    if given.pop("recompute_attention"):
+        given["recompute"] = "selective"
+    if network is not None:
+        given["network_bytes_per_s"] = units.parse("network_bytes_per_s", network)
+    timeline = target("--trace", trace_path, (".json",))
     if optimizer and no_optimizer:
         raise InvalidInput("--optimizer and --no-optimizer exclude one another")
     rule = None if no_optimizer else optimizer or "adamw"
     overrides = overrides_from(assignments)
     if note := hardware.resolution_note(gpu):
         say(note)
-    said = {name: value for name, value in given.items() if value not in (None, False) and (name, value) != ("micro_batches", 1)}
+    usual = dict.fromkeys(("dp", "fsdp", "tp", "pp", "ep", "micro_batches", "virtual_stages"), 1) | {"zero": 0, "schedule": "1f1b"}
+    said = {name: value for name, value in given.items() if value not in (None, False) and (name not in usual or value != usual[name])}
+    asked = {name: value for name, value in said.items() if name != "network_bytes_per_s"}
+    if asked.get("recompute") == "selective":
+        asked["recompute_attention"] = bool(asked.pop("recompute"))
     line = command_line(
-        "step", model, gpu=gpu, **said, optimizer=optimizer, no_optimizer=no_optimizer, set=assignments, breakdown=breakdown
-    )
+        "step", model, gpu=gpu, **asked, network=network, optimizer=optimizer, no_optimizer=no_optimizer, set=assignments,
+        breakdown=breakdown, trace=trace_path,
+    )  # fmt: skip
     arguments = {**said, **({"optimizer": rule} if rule != "adamw" else {}), **({"overrides": overrides} if overrides else {})}
     python = f"import tilecast\ntilecast.step({model!r}, {gpu!r}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
     if as_python:
         emit(Report(answer="", python=python), as_json=as_json, as_csv=as_csv, as_python=as_python)
         return
-    found = predict_step(model, gpu, optimizer=rule, overrides=overrides, **given)
+    found = predict_step(model, gpu, optimizer=rule, overrides=overrides, draw=timeline is not None, **given)
     for text in found.notes:
         say(text)
+    if timeline is not None:
+        from tilecast.report.renderers import chrome_trace
+
+        write_whole("--trace", timeline, chrome_trace.step_text(found, line))
     emit(step_report(found, line, python, breakdown), as_json=as_json, as_csv=as_csv, as_python=as_python)
+
+
+def _shards(fsdp: str, dp: int) -> dict[str, int]:
+    """`--fsdp 8` shards over 8 ranks of each replica; `--dp 8 --fsdp` shards what would be replicas."""
+    if fsdp == "dp":
+        return {"dp": 1, "fsdp": dp}
+    if not fsdp.isdigit():
+        raise InvalidInput(f"--fsdp {fsdp!r} must be a whole number of ranks, or stand alone behind --dp")
+    return {"fsdp": int(fsdp)}
 
 
 def step_report(found: StepPrediction, line: str, python: str, breakdown: bool = False) -> Report:
@@ -95,9 +124,8 @@ def _answer(found: StepPrediction) -> str:
     size = f" of {inputs['batch']} x {inputs['seq']:,} tokens" if inputs["batch"] and inputs["seq"] else ""
     missing = found.memory.total_bytes - found.memory.capacity_bytes
     room = "" if found.fits else f"; it does not fit, by {units.human('_bytes', missing)}"
-    return (
-        f"{found.graph.name} on {found.gpu.label}: {what}{size} takes {step} in {inputs['dtype']}, {100 * found.mfu:.0f} % of peak{room}."
-    )
+    where = found.gpu.label if found.num_gpus == 1 else f"{found.num_gpus:,} x {found.gpu.label}"
+    return f"{found.graph.name} on {where}: {what}{size} takes {step} in {inputs['dtype']}, {100 * found.mfu:.0f} % of peak{room}."
 
 
 def _headline(found: StepPrediction) -> Grid:
@@ -113,13 +141,23 @@ def _headline(found: StepPrediction) -> Grid:
         ("forward", str(found.forward_s), "with the loss" if training else "the whole pass"),
         *([("backward", str(found.backward_s), "from the joint graph of autograd")] if training else []),
         *([("optimizer", str(found.optimizer_s), str(found.inputs["optimizer"]))] if found.optimizer_s.median else []),
+        *([("communication", str(found.communication_s), "that nothing hides")] if found.num_gpus > 1 else []),
         ("step", str(found.step_s), f"of which the GPU waits {units.human('_s', found.host_wait_s)} for the host"),
+        *_rate(found),
         ("MFU", f"{100 * found.mfu:.1f} %", "model FLOP, without recomputation, over the dense peak"),
         ("memory", f"{size(memory.total_bytes)} of {size(memory.capacity_bytes)}", held + more),
         ("fits", "yes" if found.fits else "no", found.gpu.id),
         ("basis", found.basis, "what the weakest part rests on; in brackets the 80 % interval"),
     ]
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
+
+
+def _rate(found: StepPrediction) -> list[tuple[str, str, str]]:
+    batch, seq = found.inputs["batch"], found.inputs["seq"]
+    if not batch or not seq or found.num_gpus == 1:
+        return []
+    rate = batch * seq / found.step_s.median
+    return [("tokens/s", f"{rate:,.0f}", f"{rate / found.num_gpus:,.0f} on each of {found.num_gpus:,} GPUs")]
 
 
 def _where(found: StepPrediction, phase: str, every: bool) -> Grid:

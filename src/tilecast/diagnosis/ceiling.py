@@ -46,7 +46,7 @@ def ceiling_of(prediction: KernelPrediction, quantile: float = QUANTILE, using: 
     kernel, gpu = in_engine(prediction.kernel, "sglang"), prediction.gpu
     ceiling = using or ceiling_for(kernel.family)
     found = priced(kernel, gpu, prediction.protocol)
-    asked = launches(kernel, gpu, found, "sglang")
+    asked = launches(kernel, gpu, found, prediction.protocol, "sglang")
     asked = replace(asked, names=asked_names(kernel, gpu, asked.names))
     ratio = ceiling.log_ratio(asked, gpu.id, quantile)
     ceiling_s = np.maximum(np.atleast_1d(found.analytic_s) * np.exp(ratio), prediction.bound_s)

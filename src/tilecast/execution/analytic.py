@@ -106,8 +106,8 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     if rates.matrix_unit in busy and _used(tasks.matrix_flop):
         slowdown = sustained_fraction(rates.limited, busy[rates.matrix_unit], using)
         busy = {name: seconds / slowdown for name, seconds in busy.items()}
-    l2_per_s = (tasks.l2_bytes_per_clock_per_sm or using.l2_bytes_per_clock_per_sm) * boost_hz
-    dram_per_s: Numbers = gpu.dram_bytes_per_s * (tasks.dram_fraction or using.dram_fraction)
+    l2_per_s = (tasks.l2_bytes_per_clock_per_sm or l2_bytes_per_clock(gpu, using)) * boost_hz
+    dram_per_s: Numbers = gpu.dram_data_bytes_per_s * (tasks.dram_fraction or using.dram_fraction)
     if _used(tasks.l2_bytes):
         busy["l2"] = busiest * (tasks.l2_bytes / l2_per_s)
     else:  # few tasks cannot draw all of DRAM's bandwidth; where L2 traffic is counted per task it says so itself
@@ -242,6 +242,11 @@ def _binding(busy_s: dict[str, Floats], launch_s: float) -> np.ndarray:
 def launch_seconds(gpu: GpuSpec, using: Constants) -> float:
     """From launch to the first instruction and from the last one to completion, on the device."""
     return using.launch_cycles / gpu.boost_clock_hz + using.launch_s
+
+
+def l2_bytes_per_clock(gpu: GpuSpec, using: Constants) -> float:
+    """What a library's kernel takes in per SM: neighbours of a cluster share what they fetch, where the hardware can."""
+    return using.multicast_bytes_per_clock_per_sm if gpu.multicasts else using.unicast_bytes_per_clock_per_sm
 
 
 def matrix_rate(gpu: GpuSpec, dtype: str) -> tuple[float, bool]:

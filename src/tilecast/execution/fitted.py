@@ -32,7 +32,8 @@ class Constants:
     fill_s: float
     drain_s: float
     dram_fraction: float
-    l2_bytes_per_clock_per_sm: float
+    multicast_bytes_per_clock_per_sm: float
+    unicast_bytes_per_clock_per_sm: float
     tensor_fraction: float
     amd_fraction: float
     energy_j_per_flop: float

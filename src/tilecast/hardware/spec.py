@@ -17,6 +17,8 @@ from tilecast.markup import html_table
 SOURCE_KINDS = ("document", "measured", "derived", "recalled")
 PEAK_TOLERANCE = 0.03  # vendors round, and print vector peaks for clocks a few percent off the highest one
 BANDWIDTH_TOLERANCE = 0.015
+INLINE_ECC_SHARE = 15 / 16  # of bytes that are data: a 48 GiB L40S reports 45 GiB
+MULTICASTING = ("sm_90", "sm_100", "sm_103")  # clusters of SMs whose bulk copies reach all their members
 
 # The widest dense tensor core of each target, in 16-bit FLOP per clock per SM. Twice this is a sparse figure.
 WIDEST_DENSE_16BIT = {
@@ -89,6 +91,7 @@ class GpuSpec:
     l2_bytes_per_s: float | None = _fact(1e10, 1e15, optional=True)
     memory_side_cache_bytes: int | None = _fact(1 << 20, 1 << 34, optional=True)  # AMD's Infinity Cache, behind L2
     dram_kind: str
+    dram_ecc: str | None = None  # "inline": check bits lie among the data; None: beside them, or none
     dram_bytes: int = _fact(1 << 28, 1 << 44)  # what the device reports, which is less than the label
     dram_bytes_per_s: float = _fact(1e10, 1e14)
     dram_bus_bits: int | None = _fact(32, 1 << 17, optional=True)
@@ -126,6 +129,16 @@ class GpuSpec:
         if self.pcie_generation is None or self.pcie_lanes is None:
             return None
         return self.pcie_lanes * 0.25e9 * 2.0 ** (self.pcie_generation - 1)
+
+    @property
+    def dram_data_bytes_per_s(self) -> float:
+        """Of the nominal bandwidth, what carries data: inline ECC keeps every sixteenth byte, of bandwidth as of capacity."""
+        return self.dram_bytes_per_s * (INLINE_ECC_SHARE if self.dram_ecc == "inline" else 1.0)
+
+    @property
+    def multicasts(self) -> bool:
+        """Whether one read of L2 may feed several SMs of a cluster."""
+        return self.target in MULTICASTING
 
     @property
     def highest_clock_hz(self) -> float:
@@ -198,7 +211,8 @@ class GpuSpec:
         return html_table(f"{self.name} ({self.id})", ("fact", "value", "source"), rows)
 
 
-TEXT_FACTS = ("vendor", "device_string", "arch", "die", "target", "dram_kind", "link_kind")
+TEXT_FACTS = ("vendor", "device_string", "arch", "die", "target", "dram_kind", "dram_ecc", "link_kind")
+OPTIONAL_TEXTS = ("dram_ecc", "link_kind")
 NUMERIC_FACTS = {entry.name: entry.metadata for entry in fields(GpuSpec) if "low" in entry.metadata}
 RATE_TABLES = tuple(name for name in NUMERIC_FACTS if name.startswith(("tensor_flop", "vector_flop")))
 INTEGER_FACTS = frozenset(entry.name for entry in fields(GpuSpec) if entry.name in NUMERIC_FACTS and "int" in str(entry.type))
@@ -240,7 +254,7 @@ def spec_from(id: str, table: Mapping[str, Any]) -> GpuSpec:
             raise SpecError(_unknown_field(key, known))
     values: dict[str, Any] = {"id": id}
     for name in ("name", *TEXT_FACTS):
-        if name not in table and name != "link_kind":
+        if name not in table and name not in OPTIONAL_TEXTS:
             raise SpecError(f"{name} is missing")
         if name in table:
             if not isinstance(table[name], str) or not table[name]:
@@ -328,6 +342,8 @@ def check_physics(spec: GpuSpec) -> None:
                 f"dram_bytes_per_s = {spec.dram_bytes_per_s:.4g} contradicts {spec.dram_bus_bits} bit x "
                 f"{spec.dram_pin_bits_per_s / 1e9:g} Gbit/s = {product:.4g} (more than {BANDWIDTH_TOLERANCE:.1%} apart)"
             )
+    if spec.dram_ecc not in (None, "inline"):
+        raise SpecError(f"dram_ecc = {spec.dram_ecc!r} must be 'inline' or left out")
     for small, large in (
         ("base_clock_hz", "boost_clock_hz"),
         ("boost_clock_hz", "max_clock_hz"),

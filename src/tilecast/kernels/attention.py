@@ -197,7 +197,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         moved = _helper_bytes(shape, loop)
         missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(total_bytes + moved, gpu))
         rows_s = _helper_rows(shape, loop) * using.row_clocks / (gpu.num_sms * gpu.boost_clock_hz)
-        fixed = fixed + helper_s * loop.num_helpers + np.maximum(missed / (gpu.dram_bytes_per_s * constants().dram_fraction), rows_s)
+        fixed = fixed + helper_s * loop.num_helpers + np.maximum(missed / (gpu.dram_data_bytes_per_s * constants().dram_fraction), rows_s)
     return TaskSet(
         matrix_dtype=shape.compute,
         num_tasks=num_tasks,

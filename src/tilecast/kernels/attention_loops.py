@@ -117,6 +117,11 @@ class Setting:
     has_window: Any
 
     @property
+    def narrows_queries(self) -> Any:
+        """1 where queries are narrow too: one small kernel more makes them so."""
+        return np.where(self.is_narrow & ~self.is_quantised, 1.0, 0.0)
+
+    @property
     def padded_values(self) -> Any:
         """SGLang's operator takes two small kernels longer with heads of 192, as if it padded narrower values."""
         return np.where((self.dim == 192) & (self.engine == "sglang"), 2.0, 0.0)
@@ -163,7 +168,7 @@ def _flashinfer_fa2(of: Setting) -> Loop:
         resident=2,
         starts=np.where(of.decode & of.is_narrow, of.using.slow_start, 1.0),
         matrix_factor=of.legacy,
-        num_helpers=of.has_cache * (1.0 if of.decode else 0.0) + np.where(of.is_quantised, 1.0, 0.0),
+        num_helpers=of.has_cache * (1.0 if of.decode else 0.0) + np.where(of.is_quantised, 2.0 if of.engine == "vllm" else 1.0, 0.0),
         **of.by_warps,
     )
 
@@ -242,7 +247,7 @@ def _trtllm_prefill(of: Setting) -> Loop:
         most_splits=1.0,
         built_dims=() if is_old else FLASH_DIMS,
         matrix_factor=of.using.plain_loop * np.where(lacks_fp8, of.narrow_gain, 1.0) if is_old else 1.0,
-        num_helpers=_trtllm_helpers(of),
+        num_helpers=_trtllm_helpers(of) + of.narrows_queries,
         copies_queries=(of.engine == "trtllm") & (of.has_cache > 0),
         **of.native,
     )

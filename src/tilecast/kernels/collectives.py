@@ -166,7 +166,7 @@ class _Collective(ABC):
         if protocol.timer != "event":
             return none
         machine = constants()
-        return np.asarray(machine.host_event_s + 2.0 * group.bytes / (gpu.dram_bytes_per_s * machine.dram_fraction))
+        return np.asarray(machine.host_event_s + 2.0 * group.bytes / (gpu.dram_data_bytes_per_s * machine.dram_fraction))
 
     def _group(self, node: NodeSpec, using: CollectiveConstants) -> Group:
         given = {} if self.gpus_per_node is None else {"gpus_per_node": self.gpus_per_node}

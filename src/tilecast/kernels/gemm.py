@@ -13,7 +13,7 @@ import numpy as np
 from tilecast.dtypes import Quantisation, quantisation
 from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, TaskSet, constants
-from tilecast.execution.analytic import launch_seconds
+from tilecast.execution.analytic import l2_bytes_per_clock, launch_seconds
 from tilecast.execution.arithmetic import maximum, where
 from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
 from tilecast.execution.tasks import Floats, Numbers, ceil_div
@@ -76,7 +76,7 @@ class Gemm:
         dram = from_dram({"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}, gpu, protocol.cache, using.rotated_copies)
         fixed_s = self._quantise_s(size, gpu, protocol)
         if may_split or self.split:
-            l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
+            l2_per_s = gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz
             sums_s = batch * m * n * 8.0 / l2_per_s  # of one part: fp32, written and read again
             fixed_s = fixed_s + where(split > 1, launch_seconds(gpu, using) + split * sums_s, 0.0)
         return TaskSet(
@@ -102,8 +102,8 @@ class Gemm:
             return 0.0
         using = constants()
         traffic_bytes = size["batch"] * size["m"] * size["k"] * (2.0 + held.bytes)
-        l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
-        dram_s = traffic_bytes * (1.0 - hit_fraction(traffic_bytes, gpu)) / (gpu.dram_bytes_per_s * using.dram_fraction)
+        l2_per_s = gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz
+        dram_s = traffic_bytes * (1.0 - hit_fraction(traffic_bytes, gpu)) / (gpu.dram_data_bytes_per_s * using.dram_fraction)
         return launch_seconds(gpu, using) + using.fill_s + using.drain_s + maximum(traffic_bytes / l2_per_s, dram_s)
 
     def _tiles(self, gpu: GpuSpec, on_tensor: bool) -> tuple[tuple[int, int], ...]:

@@ -52,7 +52,7 @@ class LayerNormBackward:
         traffic = 2.0 * size["rows"] * row_bytes
         busy_sms = minimum(ceil(size["cols"] / COLUMNS), float(gpu.num_sms))
         per_s = minimum(
-            busy_sms * using.vector_bytes_per_clock_per_sm * gpu.boost_clock_hz, gpu.dram_bytes_per_s * constants().dram_fraction
+            busy_sms * using.vector_bytes_per_clock_per_sm * gpu.boost_clock_hz, gpu.dram_data_bytes_per_s * constants().dram_fraction
         )
         return replace(first, least_bytes=first.least_bytes, fixed_s=first.fixed_s + traffic / per_s)
 

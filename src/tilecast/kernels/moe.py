@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tilecast.dtypes import Quantisation, quantisation
 from tilecast.errors import InvalidInput, UnknownName
 from tilecast.execution import Constants, Protocol, TaskSet, constants
+from tilecast.execution.analytic import l2_bytes_per_clock
 from tilecast.execution.cache import hit_fraction, least_from_dram
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats, ceil_div
@@ -36,7 +37,6 @@ class MoeConstants:
     """constants/moe.toml says what each one is."""
 
     small_kernel_s: float
-    triton_l2_bytes_per_clock: float
     step_clocks: float
     route_cycles: float
     quantise_share: float
@@ -438,7 +438,7 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
         matrix_flop=2.0 * tile.rows * tile.columns * mean_k,
         vector_flop=tile.columns * mean_k * (WIDENING_FLOP if held.weight.bits < held.compute.bits == 16 else 0.0),
         l2_bytes=(tile.rows * held.activation.bytes + tile.columns * held.weight.bytes) * mean_k,
-        l2_bytes_per_clock_per_sm=None if how.multicasts else fitted.triton_l2_bytes_per_clock,
+        l2_bytes_per_clock_per_sm=None if how.multicasts else using.unicast_bytes_per_clock_per_sm,
         exposed_clocks=mean_k / tile.k_step * fitted.step_clocks / resident,
         dram_bytes=(weight_bytes + moved.tokens_at_least) * (1 - found) + (moved.by_gemms - moved.tokens_at_least) * (1 - kept),
         busiest_tasks=(waves_13 * k_13 + waves_2 * k_2) / mean_k,
@@ -508,8 +508,8 @@ def _small_kernels_s(
     """Kernels beside the first GEMM: their launches, their traffic through L2 or DRAM, and the sorting of tokens by expert."""
     num_launches = how.num_small_kernels + (how.num_quantise_kernels if _quantises_apart(how, held) else 0)
     second_s = using.launch_cycles / gpu.boost_clock_hz + using.launch_s + using.drain_s
-    dram_per_s = gpu.dram_bytes_per_s * using.dram_fraction
-    l2_per_s = gpu.num_sms * using.l2_bytes_per_clock_per_sm * gpu.boost_clock_hz
+    dram_per_s = gpu.dram_data_bytes_per_s * using.dram_fraction
+    l2_per_s = gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz
     stream_s = moved.by_small_kernels * ((1 - kept) / dram_per_s + kept / l2_per_s)
     quantise_s = moved.quantised / (dram_per_s * (fitted.quantise_share if how.fuses_activation else 1.0))
     route_s = problem.num_tokens * problem.topk * fitted.route_cycles / (gpu.num_sms * gpu.boost_clock_hz)

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.errors import MissingData
-from tilecast.execution import Protocol
 from tilecast.execution.arithmetic import clip, exp, maximum, minimum, where
 from tilecast.hardware import GpuSpec
 from tilecast.hardware import gpu as catalogued
@@ -29,7 +28,7 @@ from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.manifests import FOLDER
 from tilecast.learning.trees import Forest, Grove, Trees, forest
 
-SCHEMA = "tilecast.correction/2"
+SCHEMA = "tilecast.correction/3"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
 BASIS_NAMES = np.asarray(BASES)
 RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as inside
@@ -54,7 +53,6 @@ class Correction:
     gpus: tuple[str, ...]  # with rows of this family
     archs: tuple[str, ...]
     measured: Mapping[str, Mapping[str, list[str]]]  # GPU -> the kernels measured on it, as `kernel_key` names them -> the engines
-    timings: Mapping[str, Mapping[str, str]]  # GPU -> kernel -> timer and cache state of most of its rows
     level: NDArray[np.float32]  # (GPUs, groups)
     low: NDArray[np.float32]  # (F,) range of each number in training
     high: NDArray[np.float32]
@@ -85,11 +83,6 @@ class Correction:
         if is_lone:
             return Corrected(np.array([log_ratio]), np.array([width]), BASIS_NAMES[basis : basis + 1])
         return Corrected(log_ratio, width, np.broadcast_to(BASIS_NAMES[basis], len(numbers)))
-
-    def timing(self, names: Mapping[str, str], gpu: GpuSpec) -> Protocol:
-        """How the rows that speak for this kernel here were timed. Launches must be described as they were: the same shape in another
-        cache state is made up of other shares, which trees have never seen together. What the state costs is in the analytic time."""
-        return _speaker(self, gpu, tuple(names.items())).timing
 
     def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
         """The GPU itself where this kernel was measured on it, else the one with the same die whose rates are nearest, if near enough."""
@@ -153,7 +146,6 @@ class Speaker:
     carry: float  # how much of the trees holds here
     level: NDArray[np.float64]
     basis: int  # of launches inside the training range: index into BASES
-    timing: Protocol
 
 
 @lru_cache(maxsize=1024)
@@ -166,15 +158,9 @@ def _speaker(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str],
     names = _in_its_engine(correction, names, known)
     trees, spread = _forest(correction, names, known), _spread(correction, names, gpu.id if basis == 0 else None)
     if known is None:
-        return Speaker(trees, spread, correction.carry, np.zeros(len(GROUPS)), basis, _usual_timing(correction))
+        return Speaker(trees, spread, correction.carry, np.zeros(len(GROUPS)), basis)
     level = correction.level[correction.gpus.index(known)].astype(np.float64)
-    return Speaker(trees, spread, 1.0, level, basis, Protocol(*correction.timings[known][kernel_key(names)].split()))
-
-
-def _usual_timing(correction: Correction) -> Protocol:
-    """That of most kernels."""
-    every = [timing for table in correction.timings.values() for timing in table.values()]
-    return Protocol(*max(sorted(set(every)), key=every.count).split())
+    return Speaker(trees, spread, 1.0, level, basis)
 
 
 def _in_its_engine(correction: Correction, names: dict[str, str], known: str | None) -> dict[str, str]:
@@ -260,7 +246,6 @@ def read(path: Path) -> Correction:
             archs=tuple(index["archs"]),
             carry=float(index["carry"]),
             measured=index["measured"],
-            timings=index["timings"],
             shared=Trees(*(arrays[f"shared.{part}"] for part in TREES["shared"])),
             local=Grove(**{part: arrays[f"local.{part}"] for part in TREES["local"]}, where=index["local"]),
             spread=Grove(**{part: arrays[f"spread.{part}"] for part in TREES["spread"]}, where=index["spread"]),
@@ -279,7 +264,7 @@ def write(correction: Correction, folder: Path) -> Path:
     path = folder / f"{correction.family}.safetensors"
     trees = {f"{name}.{part}": getattr(getattr(correction, name), part) for name, parts in TREES.items() for part in parts}
     arrays = trees | {name: getattr(correction, name) for name in ARRAYS}
-    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "carry", "measured", "timings")}
+    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "carry", "measured")}
     index |= {name: dict(getattr(correction, name).where) for name in ("local", "spread")}
     with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:  # so that a failure leaves what was there
         weights = Path(draft) / path.name

@@ -30,7 +30,6 @@ class Examples:
 
     numbers: NDArray[np.float32]
     names: list[dict[str, str]]  # one per group
-    timing: list[str]  # of each group: timer and cache state
     group_of: NDArray[np.int64]  # row -> names
     binds: NDArray[np.int64]
     gpu: NDArray[np.str_]
@@ -58,7 +57,7 @@ def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int 
     slices = frame.group_by("gpu", "engine", "dtype").len()
     weights = {tuple(map(str, key)): 1.0 / count for *key, count in slices.iter_rows()}
     keyed = frame.select(*keys, *numeric, *empties, "latency_s", "_shape", "_rank")
-    parts: list[tuple[Launches, str, pl.DataFrame, str]] = []
+    parts: list[tuple[Launches, pl.DataFrame]] = []
     for _, part in keyed.group_by(*IDENTITY, *texts, *(f"_{name}" for name in numeric), maintain_order=True):
         first = part.row(0, named=True)
         arguments: dict[str, Any] = {name: _typed(family, name, first[name]) for name in texts if first[name] is not None}
@@ -74,18 +73,17 @@ def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int 
         except (InvalidInput, SpecError):
             continue
         measured = part.with_columns(pl.Series("_analytic", np.broadcast_to(analysis.analytic_s, part.height)))
-        parts.append((launches(built, gpu, analysis, first["engine"] or ""), gpu.id, measured, f"{protocol.timer} {protocol.cache}"))
+        parts.append((launches(built, gpu, analysis, protocol, first["engine"] or ""), measured))
     if not parts:
         raise MissingData(f"{family}: no row can be modelled")
-    table = pl.concat([part.select("latency_s", "_analytic", "_shape", "_rank", "engine", "gpu", "dtype") for _, _, part, _ in parts])
+    table = pl.concat([part.select("latency_s", "_analytic", "_shape", "_rank", "engine", "gpu", "dtype") for _, part in parts])
     target = np.log((table["latency_s"] / table["_analytic"]).to_numpy())
     weight = np.array([weights[tuple(map(str, key))] for key in table.select("gpu", "engine", "dtype").iter_rows()])
     every = Examples(
-        numbers=np.concatenate([entry.numbers for entry, _, _, _ in parts]),
-        names=[entry.names for entry, _, _, _ in parts],
-        timing=[timing for _, _, _, timing in parts],
-        group_of=np.repeat(np.arange(len(parts)), [part.height for _, _, part, _ in parts]),
-        binds=np.concatenate([entry.group for entry, _, _, _ in parts]),
+        numbers=np.concatenate([entry.numbers for entry, _ in parts]),
+        names=[entry.names for entry, _ in parts],
+        group_of=np.repeat(np.arange(len(parts)), [part.height for _, part in parts]),
+        binds=np.concatenate([entry.group for entry, _ in parts]),
         gpu=np.array(table["gpu"].to_list()),
         target=target,
         shape=table["_shape"].to_numpy(),

@@ -29,7 +29,7 @@ SOURCES = {
 }
 # Attention's kernels change their mind most often along a shape; elsewhere shallower or fewer trees say as much in half the bytes.
 DEEP = Settings(local_trees=400, local_depth=7, rows_per_slice=48_000)
-SETTINGS = {"attention_prefill": DEEP, "attention_decode": DEEP, "gemm": Settings(local_trees=240, local_depth=7)}
+SETTINGS = {"attention_prefill": DEEP, "attention_decode": DEEP, "gemm": Settings(local_trees=400, local_depth=7, local_rate=0.2)}
 KERNEL = ("dtype", "identity")
 QUICK = Settings(shared_trees=60, local_trees=60, local_depth=6, rows_per_slice=400)
 

@@ -54,21 +54,19 @@ def fit(
     manifest: dict[str, Any] | None = None,
     bases: Collection[str] = BASES,
     own: Collection[str] | None = None,
-    refit: bool = True,
     say: Say = print,
 ) -> Correction:
     """The correction of one family from all its rows, with intervals from held-out ones.
 
-    `bases` are those whose intervals and scores are wanted, `own` the GPUs that get trees of their own (all, if not said);
-    `refit=False` keeps the weights that never saw the held-out shapes.
+    `bases` are those whose intervals and scores are wanted, `own` the GPUs that get trees of their own (all, if not said).
     """
     settings = settings or Settings()
     data = examples(rows, family, rows_per_slice=settings.rows_per_slice)
     say(f"{family}: {len(data.target):,} rows on {len(set(data.gpu))} GPUs")
-    without, tested = held_out(data, family, settings, bases, own, say)
+    tested = held_out(data, family, settings, bases, own, say)
     carry = best_carry(tested["unseen-generation"]) if "unseen-generation" in tested else 1.0
-    say(f"{family}: fitting with every row" if refit else f"{family}: keeping the weights without held-out shapes")
-    final = replace(fit_once(data, family, settings, own) if refit or without is None else without, carry=carry)
+    say(f"{family}: fitting with every row")
+    final = replace(fit_once(data, family, settings, own), carry=carry)
     residuals = {basis: part.residuals(1.0 if basis == "interpolated" else carry) for basis, part in tested.items()}
     return replace(with_intervals(final, residuals), manifest=(manifest or {}) | {"scores": _scores(residuals)})
 
@@ -98,10 +96,9 @@ def best_carry(tested: Tested) -> float:
 
 def held_out(
     data: Examples, family: str, settings: Settings, bases: Collection[str], own: Collection[str] | None, say: Say
-) -> tuple[Correction | None, dict[str, Tested]]:
-    """Weights that never saw the held-out shapes; basis -> rows whose shape, die or architecture was held out, with predictions."""
+) -> dict[str, Tested]:
+    """basis -> rows whose shape, die or architecture was held out, with predictions of weights that never saw them."""
     found: dict[str, Tested] = {}
-    without = None
     if "interpolated" in bases:
         is_test = data.shape < HELD_OUT
         if is_test.all() or not is_test.any():
@@ -119,7 +116,7 @@ def held_out(
     for basis, groups in sets.items():
         if basis in bases and (tested := _leaving_out(data, family, settings, groups, say)) is not None:
             found[basis] = tested
-    return without, found
+    return found
 
 
 def _leaving_out(data: Examples, family: str, settings: Settings, groups: Iterable[Collection[str]], say: Say) -> Tested | None:
@@ -160,7 +157,6 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
         gpus=gpus,
         archs=tuple(sorted({hardware.gpu(gpu).arch for gpu in gpus})),
         measured={gpu: _kernels_on(data, gpu) for gpu in gpus},
-        timings={gpu: _timings_on(data, gpu) for gpu in gpus},
         level=level.astype(np.float32),
         low=data.numbers.min(axis=0),
         high=data.numbers.max(axis=0),
@@ -210,15 +206,6 @@ def _kernels_on(data: Examples, gpu: str) -> dict[str, list[str]]:
         names = data.names[group]
         found.setdefault(kernel_key(names), set()).add(names.get("engine", ""))
     return {key: sorted(engines) for key, engines in sorted(found.items())}
-
-
-def _timings_on(data: Examples, gpu: str) -> dict[str, str]:
-    """Timer and cache state of most rows of each kernel measured on a GPU."""
-    found: dict[str, dict[str, int]] = {}
-    for group, count in zip(*np.unique(data.group_of[data.gpu == gpu], return_counts=True), strict=True):
-        counts = found.setdefault(kernel_key(data.names[group]), {})
-        counts[data.timing[group]] = counts.get(data.timing[group], 0) + int(count)
-    return {key: max(sorted(counts), key=counts.__getitem__) for key, counts in sorted(found.items())}
 
 
 def _levels(data: Examples, gpus: Sequence[str]) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tilecast import hardware
 from tilecast.errors import InvalidInput, MissingData, TilecastError
-from tilecast.execution import Priced
+from tilecast.execution import Priced, Protocol
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
 from tilecast.kernels.registry import kernel as kernel_record
@@ -25,13 +25,13 @@ SLOWEST = 30.0  # times the prediction
 TIMING = ("timer", "cache", "engine")
 
 
-def sites_of(kernel: Any, gpu: GpuSpec, found: Priced, engine: str, width: Floats | float) -> Sites:
+def sites_of(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engine: str, width: Floats | float) -> Sites:
     """Launches as a profile sees them; a collective is a matter of its links, apart from everything on SMs."""
     if hasattr(kernel, "analyse"):
         node = getattr(kernel.node, "id", kernel.node)
         one = apart(f"{kernel.family} {kernel.identity} {node}", float(np.max(width)) / INTERVAL_SIGMAS)
         return one.where(np.zeros(np.size(found.analytic_s), np.int64))
-    asked = launches(kernel, gpu, found, engine)
+    asked = launches(kernel, gpu, found, protocol, engine)
     return sites(kernel.family, replace(asked, names=asked_names(kernel, gpu, asked.names)), width, shipped())
 
 
@@ -39,7 +39,7 @@ def sites_of_prediction(predicted: KernelPrediction, engine: str = "sglang") -> 
     """The same for a kernel that was predicted."""
     run = in_engine(predicted.kernel, engine)
     found = priced(run, predicted.gpu, predicted.protocol)
-    return sites_of(run, predicted.gpu, found, engine, np.log(predicted.high_s / predicted.median_s))
+    return sites_of(run, predicted.gpu, found, predicted.protocol, engine, np.log(predicted.high_s / predicted.median_s))
 
 
 def profile_from_rows(rows: Sequence[Mapping[str, Any]], gpu: str | GpuSpec) -> Profile:

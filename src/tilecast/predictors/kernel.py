@@ -137,7 +137,7 @@ def _predict_part(
     found = priced(kernel, gpu, protocol)
     find = usable if corrections is None else corrections.get
     correction = find(kernel.family) if learned and kernel.family in SIZES else None
-    asked = launches(kernel, gpu, found, engine) if correction is not None else None
+    asked = launches(kernel, gpu, found, protocol, engine) if correction is not None else None
     median_s = np.atleast_1d(found.analytic_s)
     if correction is None or asked is None or not correction.applies_to(asked):
         width: Floats | float = interval_width(kernel.family)
@@ -145,17 +145,13 @@ def _predict_part(
     else:
         asked = Launches(asked.numbers, asked_names(kernel, gpu, asked.names), asked.group)
         asked = correction.named(asked, gpu) if kernel.identity is None else asked
-        timing = correction.timing(asked.names, gpu)
-        if timing != protocol:
-            described = launches(kernel, gpu, priced(kernel, gpu, timing), engine)
-            asked = Launches(described.numbers, asked.names, described.group)
         corrected = correction.correct(asked, gpu)
         median_s = np.maximum(median_s * np.exp(corrected.log_ratio), found.bound_s)
         width, basis = corrected.width, corrected.basis
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
 
-        shift, width = profile.adjust(sites_of(kernel, gpu, found, engine, width), width)
+        shift, width = profile.adjust(sites_of(kernel, gpu, found, protocol, engine, width), width)
         median_s = np.maximum(median_s * np.exp(shift), found.bound_s)
     factor = np.exp(width)
     return _Part(found.analysis, median_s, np.maximum(median_s / factor, found.bound_s), median_s * factor, basis)

@@ -5,7 +5,7 @@ Shapes come from the graph, so nothing here knows PyTorch.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from tilecast.kernels.attention import AttentionPrefill
 from tilecast.kernels.attention_backward import AttentionBackward
 from tilecast.kernels.conv2d import Conv2d
 from tilecast.kernels.embedding import Embedding
+from tilecast.kernels.flash_attention_1 import FlashAttention1
 from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.layer_norm import LayerNorm
 from tilecast.kernels.layer_norm_backward import LayerNormBackward
@@ -62,6 +63,7 @@ REDUCTIONS = (
     "prod",
 )
 SORT_PASSES = 4  # kernels of a radix sort
+TRITON_1 = ("library", "triton_1")  # the option of an attention operator that FlashAttention 1 in Triton runs
 EMBEDDING_SORTED = 3072  # tokens from which the gradient of an embedding is made by sorting
 
 
@@ -78,6 +80,9 @@ def launches(node: Node, matrix_dtype: str | None = None) -> tuple[Launch, ...]:
     """The kernels eager PyTorch runs for a node. `matrix_dtype` replaces fp32 in matrix products: tf32."""
     if node.is_view or not any(tensor.nbytes for tensor in node.outputs):
         return ()
+    if node.op.startswith("fused."):  # workloads/fusion.py
+        work = dict(node.options)
+        return (Launch(replace(_pass(node, 0.0, 0.0), flop=work["flop"], special_ops=work["special"])),)
     name = node.op.removeprefix("aten.").rstrip("_") if node.op.startswith("aten.") else node.op
     if name in RULES:
         return tuple(Launch(kernel) for kernel in RULES[name](node, matrix_dtype))
@@ -99,8 +104,8 @@ def matrix_flop(node: Node) -> float:
         elif isinstance(kernel, Conv2d):
             weight, result = node.inputs[1], node.outputs[0]
             total += 2.0 * result.numel * math.prod(weight.shape[1:])
-        elif isinstance(kernel, AttentionPrefill | AttentionBackward):
-            products = 4.0 if isinstance(kernel, AttentionPrefill) else 10.0
+        elif isinstance(kernel, AttentionPrefill | AttentionBackward | FlashAttention1):
+            products = 10.0 if isinstance(kernel, AttentionBackward) or getattr(kernel, "backward", False) else 4.0
             total += products * kernel.batch * kernel.num_heads * kernel.q_len * kernel.kv_len * kernel.head_dim
     return total
 
@@ -258,17 +263,21 @@ def _attention_sizes(query: TensorShape, key: TensorShape, node: Node) -> dict[s
     batch, heads, tokens, width = query.shape
     return {
         "batch": batch, "q_len": tokens, "kv_len": key.shape[2], "num_heads": heads, "num_kv_heads": key.shape[1], "head_dim": width,
-        "causal": bool(dict(node.options).get("is_causal", False)), "dtype": query.dtype, "identity": "fa2",
+        "causal": bool(dict(node.options).get("is_causal", False)), "dtype": query.dtype,
     }  # fmt: skip
 
 
 def _attention(node: Node, _: str | None) -> tuple[Any, ...]:
     query, key = (node.inputs * 2)[:2]
-    return (AttentionPrefill(**_attention_sizes(query, key, node), engine="sglang"),)
+    asked = _attention_sizes(query, key, node)
+    if TRITON_1 in node.options:
+        return (FlashAttention1(**asked),)
+    return (AttentionPrefill(**asked, identity="fa2", engine="sglang"),)
 
 
 def _attention_backward(node: Node, _: str | None) -> tuple[Any, ...]:
-    return (AttentionBackward(**_attention_sizes(node.inputs[1], node.inputs[2], node)),)
+    asked = _attention_sizes(node.inputs[1], node.inputs[2], node)
+    return (FlashAttention1(**asked, backward=True) if TRITON_1 in node.options else AttentionBackward(**asked, identity="fa2"),)
 
 
 def _nll_loss(node: Node, _: str | None) -> tuple[Any, ...]:
@@ -280,6 +289,23 @@ def _nll_loss(node: Node, _: str | None) -> tuple[Any, ...]:
 def _nll_loss_backward(node: Node, _: str | None) -> tuple[Any, ...]:
     """Zeros, then one entry of every row."""
     return (_pass(node, 0.0, 0.0, read=0), MemoryPass(read_bytes=8 * node.outputs[0].shape[0], written_bytes=32 * node.outputs[0].shape[0]))
+
+
+def _fused_loss(node: Node, _: str | None) -> tuple[Any, ...]:
+    """Every logit read once, forward and backward; the gradient is written in its place."""
+    logits = max(node.inputs, key=lambda tensor: tensor.nbytes)
+    return (_pass(node, 4.0, 1.0, elements=logits.numel),)
+
+
+def _logged_loss(node: Node, _: str | None) -> tuple[Any, ...]:
+    """Logits widened, and their log-softmax; of that one entry a row is read."""
+    logits = max(node.inputs, key=lambda tensor: tensor.nbytes)
+    wide = TensorShape("fp32", logits.shape)
+    return (
+        MemoryPass(read_bytes=logits.nbytes, written_bytes=max(1, wide.nbytes)),
+        Softmax(**_rows_and_columns(wide, wide.shape[-1])),
+        MemoryPass(read_bytes=32 * wide.shape[0], written_bytes=4),
+    )
 
 
 def _gather(node: Node, _: str | None) -> tuple[Any, ...]:
@@ -310,6 +336,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward",
                      "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward"),
                     _attention_backward),
+    **dict.fromkeys(("tilecast.fused_cross_entropy", "tilecast.fused_cross_entropy_backward"), _fused_loss),
+    "tilecast.logged_cross_entropy": _logged_loss,
     "nll_loss_forward": _nll_loss, "nll_loss_backward": _nll_loss_backward,
     **dict.fromkeys(("index", "gather", "index_select"), _gather),
     **dict.fromkeys(("sort", "topk", "argsort", "unique"), _sorted),

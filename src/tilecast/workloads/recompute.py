@@ -1,24 +1,55 @@
-"""Activation checkpointing: every layer keeps its input alone, and runs its forward pass again before its backward pass."""
+"""Activation checkpointing: layers keep little and run a part of their forward pass again before their backward pass.
 
+`full` keeps a layer's result alone; as PyTorch does, the second run stops when everything that the backward pass needs is there again, so
+the last product of a layer that nothing reads is left out. `selective` runs the inside of attention again, what lies between its linear
+layers: most of the memory of unfused attention for little work.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 
 from tilecast.errors import InvalidInput
 from tilecast.workloads.opgraph import Node, Segment, TensorShape
 
+RECOMPUTE = ("full", "selective")
+AGAIN = ("again", True)
+LINEAR = ("aten.mm", "aten.addmm")
 
-def recomputed(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+
+def runs_again(node: Node) -> bool:
+    return AGAIN in node.options
+
+
+def recomputed(segments: tuple[Segment, ...], what: str = "full") -> tuple[Segment, ...]:
     """The folded step with its layers checkpointed: the longest run of equal layers forward, and the one backward."""
     forward, backward = (_layers(segments, phase) for phase in ("forward", "backward"))
     if forward is None or backward is None:
         raise InvalidInput("recompute needs a list of equal layers, and this model has none")
     first, last = segments[forward], segments[backward]
     saved = _saved(first.nodes)
-    residual = _largest_common(saved, first.nodes[-1])
-    let_go = list(saved)
-    let_go.remove(residual)
-    lean = (*first.nodes[:-1], replace(first.nodes[-1], frees=(*first.nodes[-1].frees, *let_go)))
-    again = tuple(replace(node, phase="backward") for node in first.nodes)
-    again = (*again[:-1], replace(again[-1], frees=(*again[-1].frees, residual)))
+    if not saved:
+        raise InvalidInput("recompute has nothing to save: the layers keep nothing for the backward pass")
+    if what == "full":
+        residual = _largest_common(saved, first.nodes[-1])
+        let_go = list(saved)
+        let_go.remove(residual)
+        lean = (*first.nodes[:-1], replace(first.nodes[-1], frees=(*first.nodes[-1].frees, *let_go)))
+        needed, gone = _needed(first.nodes, let_go)
+        # A result that is made again takes the place of the one that was kept.
+        again = _marked(
+            (*needed[:-1], replace(needed[-1], frees=(*needed[-1].frees, *gone, *([residual] if needed == first.nodes else []))))
+        )
+        run = (*again, *last.nodes)
+    else:
+        start, end = _attention(first.nodes)
+        inside = first.nodes[start:end]
+        let_go = _saved(inside)
+        lean = (*first.nodes[: end - 1], replace(inside[-1], frees=(*inside[-1].frees, *let_go)), *first.nodes[end:])
+        again = _marked(inside)
+        at = next(
+            (place for place, node in enumerate(last.nodes) if "softmax_backward" in node.op or "attention" in node.op), len(last.nodes) - 1
+        )
+        run = (*last.nodes[:at], *again, *last.nodes[at:])
     missing = first.repeat - last.repeat  # layers at the ends that the folding left outside
     made: list[Segment] = []
     for place, segment in enumerate(segments):
@@ -26,10 +57,38 @@ def recomputed(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
             made.append(Segment(first.repeat, lean))
         elif place == backward:
             made += [Segment(missing, again)] if missing > 0 else []
-            made.append(Segment(last.repeat, (*again, *last.nodes)))
+            made.append(Segment(last.repeat, run))
         else:
             made.append(segment)
     return tuple(made)
+
+
+def _marked(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    return tuple(replace(node, phase="backward", options=(*node.options, AGAIN)) for node in nodes)
+
+
+def _needed(nodes: tuple[Node, ...], kept: list[TensorShape]) -> tuple[tuple[Node, ...], list[TensorShape]]:
+    """The layer up to the last operator whose result the backward pass reads, and what operators behind it would have freed of it."""
+    read = [place for place, node in enumerate(nodes) if not node.is_view and any(tensor in kept for tensor in node.outputs)]
+    end = max(read, default=0) + 1
+    made = [tensor for node in nodes[end:] if not node.is_view for tensor in node.outputs]
+    gone = []
+    for tensor in (tensor for node in nodes[end:] for tensor in node.frees):
+        if tensor in made:
+            made.remove(tensor)
+        else:
+            gone.append(tensor)
+    return nodes[:end], gone
+
+
+def _attention(nodes: tuple[Node, ...]) -> tuple[int, int]:
+    """From behind the linear layer before the scores to the linear layer after them."""
+    scores = next((place for place, node in enumerate(nodes) if "softmax" in node.op or "attention" in node.op), None)
+    if scores is None:
+        raise InvalidInput("recompute = 'selective' needs layers with attention, and this model has none")
+    start = max((place + 1 for place, node in enumerate(nodes[:scores]) if node.op in LINEAR), default=0)
+    end = min((place for place, node in enumerate(nodes) if place > scores and node.op in LINEAR), default=len(nodes))
+    return start, end
 
 
 def _layers(segments: tuple[Segment, ...], phase: str) -> int | None:
@@ -54,8 +113,6 @@ def _saved(nodes: tuple[Node, ...]) -> list[TensorShape]:
 
 def _largest_common(saved: list[TensorShape], end: Node) -> TensorShape:
     """The layer's result, which is the next one's input."""
-    if not saved:
-        raise InvalidInput("recompute has nothing to save: the layers keep nothing for the backward pass")
     return next(
         (tensor for tensor in saved if tensor in end.outputs), min(saved, key=lambda tensor: abs(tensor.nbytes - end.allocated_bytes))
     )

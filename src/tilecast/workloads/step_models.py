@@ -7,13 +7,16 @@ serves all sizes. A batch of one has its own: PyTorch then needs no copies where
 import gzip
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from tilecast.errors import InvalidInput, MissingExtra, UnknownName
+from tilecast.workloads.aten import TRITON_1
 from tilecast.workloads.model import config_table
-from tilecast.workloads.opgraph import OpGraph, graph_from, renamed
+from tilecast.workloads.opgraph import Node, OpGraph, Segment, graph_from, renamed
+from tilecast.workloads.recompute import recomputed
 
 FOLDER = Path(__file__).with_name("graphs")
 FACTS = Path(__file__).with_name("step_models.json")
@@ -63,7 +66,7 @@ def model_graph(
     seq: int,
     dtype: str,
     attention: str | None = None,
-    recompute: bool = False,
+    recompute: bool | str = False,
 ) -> OpGraph:
     """The operators of `batch` texts of `seq` tokens; `attention` is eager unless the family is made for flash kernels."""
     for name, value, allowed in (("mode", mode, MODES), ("dtype", dtype, DTYPES), ("attention", attention, (None, *ATTENTION))):
@@ -74,18 +77,28 @@ def model_graph(
     if recompute and mode == "inference":
         raise InvalidInput("recompute is for training: an inference pass has no backward")
     id, config = resolved(model)
-    chosen = attention or ("flash" if any("mpt" in name.lower() for name in config.get("architectures", ())) else "eager")
+    is_mpt = any("mpt" in name.lower() for name in config.get("architectures", ()))
+    chosen = attention or ("flash" if is_mpt else "eager")
     positions = next((int(config[name]) for name in NAMES_OF_POSITIONS if isinstance(config.get(name), int)), None)
     if positions is not None and seq > positions:
         raise InvalidInput(f"seq = {seq:,} is beyond the {positions:,} positions of {id}")
     saved = saved_graph(id, mode, batch, seq, dtype, chosen)
     if saved is None:
-        return _traced(id, json.dumps(dict(config), sort_keys=True), mode, batch, seq, dtype, chosen, recompute)
+        saved = _traced(id, json.dumps(dict(config), sort_keys=True), mode, batch, seq, dtype, chosen)
+    if is_mpt and chosen == "flash":
+        saved = _with_its_flash(saved)
     if recompute:
-        from tilecast.workloads.recompute import recomputed
-
-        return renamed(saved, segments=recomputed(saved.segments), recompute=True)
+        return renamed(saved, segments=recomputed(saved.segments, recompute if isinstance(recompute, str) else "full"), recompute=True)
     return saved
+
+
+def _with_its_flash(graph: OpGraph) -> OpGraph:
+    """MPT's trainer ran FlashAttention as it is written in Triton (its `attn_impl: triton`); `sdpa` asks for PyTorch's own kernels."""
+
+    def marked(node: Node) -> Node:
+        return replace(node, options=(*node.options, TRITON_1)) if "scaled_dot_product" in node.op else node
+
+    return renamed(graph, segments=tuple(Segment(each.repeat, tuple(map(marked, each.nodes))) for each in graph.segments))
 
 
 # ---- saved -------------------------------------------------------------------------------------------------------
@@ -124,11 +137,11 @@ def _read(file: str) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=16)
-def _traced(id: str, config_json: str, mode: str, batch: int, seq: int, dtype: str, attention: str, recompute: bool) -> OpGraph:
+def _traced(id: str, config_json: str, mode: str, batch: int, seq: int, dtype: str, attention: str) -> OpGraph:
     try:
         import torch  # noqa: F401
     except ImportError:
         raise MissingExtra.of("torch", f"tracing {id} ({mode}, {dtype}, {attention} attention)") from None
     from tilecast.workloads.tracing.bundled import traced_model
 
-    return traced_model(id, json.loads(config_json), mode=mode, batch=batch, seq=seq, dtype=dtype, attention=attention, recompute=recompute)
+    return traced_model(id, json.loads(config_json), mode=mode, batch=batch, seq=seq, dtype=dtype, attention=attention)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tilecast.engines.predict import HOST, Part, Prediction, predict
+from tilecast.engines.step_parts import StepPrediction
 from tilecast.report.record import versions
 
 DECODE_STEPS = 3
@@ -32,6 +33,28 @@ def trace(found: Prediction, asked: Mapping[str, Any], command: str = "") -> dic
         events += made
     about = {"model": found.model.name, "gpu": found.gpu.id, "tp": found.tp, "engine": found.engine, "command": command}
     return {"traceEvents": [*_names(found), *events], "displayTimeUnit": "ms", "otherData": about | versions()}
+
+
+def step_text(found: StepPrediction, command: str = "") -> str:
+    """The time line of a training step as JSON: a process for one GPU of every stage, with its kernels and its collectives."""
+    tracks = {track: number for number, track in enumerate(dict.fromkeys(span.track for span in found.spans), 1)}
+    stages = sorted({span.stage for span in found.spans})
+    names = []
+    for stage in stages:
+        of = f", stage {stage}" if len(stages) > 1 else ""
+        names.append({"name": "process_name", "ph": "M", "pid": stage, "args": {"name": f"{found.gpu.id}{of}: {found.graph.name}"}})
+        names += [
+            {"name": "thread_name", "ph": "M", "pid": stage, "tid": number, "args": {"name": track}} for track, number in tracks.items()
+        ]
+    events = [
+        {
+            "name": span.name, "cat": span.track, "ph": "X", "ts": span.start_s * MICROSECONDS,
+            "dur": (span.end_s - span.start_s) * MICROSECONDS, "pid": span.stage, "tid": tracks[span.track],
+        }
+        for span in found.spans
+    ]  # fmt: skip
+    about = {"model": found.graph.name, "gpu": found.gpu.id, "num_gpus": found.num_gpus, "command": command}
+    return json.dumps({"traceEvents": [*names, *events], "displayTimeUnit": "ms", "otherData": about | versions()}, ensure_ascii=False)
 
 
 def _first_steps(found: Prediction, asked: Mapping[str, Any]) -> Prediction:

@@ -7,7 +7,8 @@ import torch
 
 from tilecast.errors import InvalidInput
 from tilecast.workloads.opgraph import OpGraph, renamed
-from tilecast.workloads.tracing.modules.base import Asked, TokenLoss, families
+from tilecast.workloads.tracing.losses import FusedTokenLoss, TokenLoss
+from tilecast.workloads.tracing.modules.base import Asked, families
 from tilecast.workloads.tracing.trace import trace
 
 FORMATS = {"fp32": torch.float32, "tf32": torch.float32, "amp": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,7 +35,7 @@ def traced_model(
         module,
         inputs,
         mode=mode,
-        loss=TokenLoss() if mode == "training" else None,
+        loss=(FusedTokenLoss() if family.fused_loss else TokenLoss()) if mode == "training" else None,
         recompute=recompute,
         autocast="bf16" if dtype == "amp" else None,
         name=id,

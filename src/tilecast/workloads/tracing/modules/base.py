@@ -35,6 +35,7 @@ class Family:
     names: tuple[str, ...]  # of `architectures`
     build: Callable[[Mapping[str, Any], Asked], nn.Module]
     inputs: Callable[[Asked], tuple[Tensor, ...]]
+    fused_loss: bool = False  # its trainer has one kernel for the loss
 
 
 def token_inputs(asked: Asked) -> tuple[Tensor, ...]:
@@ -77,15 +78,3 @@ class RootMeanSquareNorm(nn.Module):
         wide = x.to(torch.float32)
         scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * scaled.to(x.dtype)
-
-
-class TokenLoss(nn.Module):
-    """Cross-entropy of every token's logits against its label; a second output, such as BERT's next-sentence logits, has its own."""
-
-    def forward(self, outputs: Any) -> Tensor:
-        every = outputs if isinstance(outputs, tuple) else (outputs,)
-        losses = []
-        for logits in every:
-            rows = logits.reshape(-1, logits.size(-1))
-            losses.append(F.cross_entropy(rows, torch.zeros(rows.size(0), dtype=torch.int64)))
-        return losses[0] if len(losses) == 1 else losses[0] + losses[1]

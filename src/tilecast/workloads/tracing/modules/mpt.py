@@ -1,4 +1,4 @@
-"""MPT: pre-norm decoder with a table of positions as long as the text, biases, GELU; attention is a flash kernel where that is asked."""
+"""MPT as its trainer runs it: pre-norm, a table of positions as long as the text, biases, GELU; one kernel for the loss."""
 
 import math
 from collections.abc import Mapping
@@ -51,4 +51,4 @@ class Mpt(nn.Module):
         return F.linear(self.norm(x), self.words.weight)
 
 
-FAMILY = Family(names=("MPTForCausalLM", "MptForCausalLM"), build=Mpt, inputs=token_inputs)
+FAMILY = Family(names=("MPTForCausalLM", "MptForCausalLM"), build=Mpt, inputs=token_inputs, fused_loss=True)

@@ -1,0 +1,536 @@
+"""A training step on many GPUs: what one of them computes, what they tell one another, and which of that hides behind which.
+
+The time line is made of blocks: what comes before the layers, the layers, what comes after them. Each GPU has a stream for kernels and one
+for collectives. Sharded weights (fsdp) are gathered a block ahead and gradients scattered behind the backward pass; replicas (dp) add
+gradients in buckets during the last backward pass; tensor-parallel sums wait; pipeline stages follow one another and leave bubbles.
+`communication_s` is what the step takes longer than the same time line with messages that cost nothing.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from tilecast.engines.predict import NOTHING, Interval
+from tilecast.engines.step_parts import BUBBLE, ENGINE, Collective, Priced, Span, StepMemory, StepPart, breakdown, idle, in_order
+from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv
+from tilecast.kernels.memory_pass import MemoryPass
+from tilecast.workloads.aggregate import Price
+from tilecast.workloads.layout import Divided, Layers, Layout, Members, layers, members
+from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph
+
+COLLECTIVES: dict[str, Callable[..., Any]] = {kind.family: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll, SendRecv)}
+BUCKET_BYTES = 25 * 2**20  # PyTorch's DistributedDataParallel, bucket_cap_mb
+NVLINK_CHANNELS, OTHER_CHANNELS = 24, 4  # thread blocks, each on an SM of its own, of NCCL's rings over NVLink and over PCIe
+GATHERS_AHEAD = 2  # unsharded blocks at once: the one that computes and the next
+HIDDEN_SUM = 0.15  # of a layer's backward pass: the product for a weight's gradient, beside which Megatron adds the input's
+NAMES = {"fsdp": "sharded weights", "dp": "replicas", "tp": "tensor parallel", "pp": "stages", "ep": "experts"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """Where the GPUs stand, and what a message between them takes."""
+
+    gpu: GpuSpec
+    node: NodeSpec
+    price: Price
+    network_bytes_per_s: float | None = None
+    _known: dict[object, Interval] = field(default_factory=dict, repr=False, compare=False)
+
+    def message(self, family: str, size: float, group: Members) -> Interval:
+        key = family, round(size), group
+        if group.ranks == 1 or size < 1:
+            return NOTHING
+        if key not in self._known:
+            who = Members(2, min(2, group.per_node)) if family == "send_recv" else group
+            kernel = COLLECTIVES[family](
+                bytes=round(size), num_gpus=who.ranks, gpus_per_node=who.per_node, node=self.node,
+                network_bytes_per_s=self.network_bytes_per_s,
+            )  # fmt: skip
+            self._known[key] = self._interval(kernel)
+        return self._known[key]
+
+    def passed(self, read_bytes: float, written_bytes: float) -> Interval:
+        """A pass over memory."""
+        key = "pass", round(read_bytes), round(written_bytes)
+        if key not in self._known:
+            self._known[key] = self._interval(MemoryPass(read_bytes=round(read_bytes), written_bytes=max(1, round(written_bytes))))
+        return self._known[key]
+
+    def _interval(self, kernel: Any) -> Interval:
+        found = self.price(kernel, self.gpu, cache="cold", engine=ENGINE)
+        return Interval(float(found.median_s[0]), float(found.low_s[0]), float(found.high_s[0]))
+
+    @property
+    def taken_fraction(self) -> float:
+        """SMs that a collective takes from the kernels it runs beside."""
+        channels = NVLINK_CHANNELS if "nvlink" in self.node.link_kind else OTHER_CHANNELS
+        return min(0.5, channels / self.gpu.num_sms)
+
+
+class Pass(NamedTuple):
+    """Seconds of a block, forward and backward."""
+
+    forward: float
+    backward: float
+
+
+NO_TIME = Pass(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What one GPU computes of one micro-batch, block by block."""
+
+    front: Pass
+    layer: Pass
+    back: Pass
+    number: int  # of layers
+    trains: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """Seconds of messages. Those of sharded weights and of gradients hide behind kernels where they can; the rest makes them wait."""
+
+    gather: float = 0.0  # a layer's weights
+    gather_rest: float = 0.0  # those before and after the layers
+    scatter: float = 0.0  # a layer's gradients
+    scatter_rest: float = 0.0
+    copy: Pass = NO_TIME  # a layer's weights out of, and its gradients into, the buffers of collectives
+    reduce: float = 0.0  # a layer's gradients over replicas
+    reduce_rest: float = 0.0
+    wait: Pass = NO_TIME  # tensor-parallel sums and exchanges between experts of a layer
+    wait_front: float = 0.0
+    wait_back: float = 0.0
+    send: float = 0.0
+    taken_fraction: float = 0.0
+    after: float = 0.0  # weights gathered behind a sharded optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Elements of the weights of one GPU before they are sharded, and bytes of one: as computed with, as summed, as kept."""
+
+    layer: float
+    rest: float
+    number: int
+    item: int
+    reduced: int
+    kept: int
+    tensors: int
+
+    def of_stage(self, num_layers: int, is_end: bool) -> float:
+        return self.layer * num_layers + (self.rest if is_end else 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A step on many GPUs, without its optimizer."""
+
+    compute_s: float  # forward and backward of all micro-batches, with bubbles, messages free
+    exposed_s: float
+    busy_s: float  # kernels of one GPU, on average
+    collectives: tuple[Collective, ...]
+    message_s: Interval  # all messages, hidden or not
+    spans: tuple[Span, ...]
+
+
+# ---- what there is to do ------------------------------------------------------------------------------------------
+
+
+def work_of(found: Priced, parts: Layers) -> Work:
+    """Blocks of a priced graph. A layer that folding left at an end counts as one of the layers."""
+    spent = {(place, phase): 0.0 for place in ("front", "layers", "back") for phase in ("forward", "backward")}
+    repeats = {"forward": 0, "backward": 0}
+    for index, segment in enumerate(found.graph.segments):
+        for node in segment.nodes:
+            phase = "backward" if node.phase == "backward" else "forward"
+            spent[parts.places[index], phase] += segment.repeat * found.node_s(node)
+        if parts.places[index] == "layers":
+            repeats["backward" if segment.nodes[0].phase == "backward" else "forward"] += segment.repeat
+    counted = sum(len(found.places[node]) for node in found.places)
+    extra_s = sum(float(time.median_s[0]) for time in found.times[counted:] if time.call.phase == "backward")
+    waits = {"forward": found.waits["forward"] + found.waits["loss"], "backward": found.waits["backward"] + extra_s}
+    made: dict[str, tuple[float, float, float]] = {}
+    for phase, (end, start) in {"forward": ("back", "front"), "backward": ("front", "back")}.items():
+        layer = spent["layers", phase] / repeats[phase] if repeats[phase] else 0.0
+        apart = (parts.number - repeats[phase]) * layer
+        left = {name: spent[name, phase] for name in (start, end)}
+        if not repeats[phase]:
+            layer, left = sum(left.values()) / parts.number, dict.fromkeys(left, 0.0)
+        else:
+            taken = min(apart, left[end])
+            left[end] -= taken
+            left[start] = max(0.0, left[start] - (apart - taken))
+        made[phase] = left["front"], layer + waits[phase] / parts.number, left["back"]
+    blocks = [Pass(made["forward"][place], made["backward"][place]) for place in range(3)]
+    return Work(front=blocks[0], layer=blocks[1], back=blocks[2], number=parts.number, trains=found.graph.mode == "training")
+
+
+def sizes_of(graph: OpGraph, parts: Layers, *, master: bool) -> Sizes:
+    """`master`: weights are kept and gradients added in fp32 beside those computed with."""
+    total = graph.num_parameters
+    layer = sum(tensor.numel * (times // parts.number) for tensor, times in graph.parameters)
+    largest = max((tensor for tensor, _ in graph.parameters), key=lambda tensor: tensor.numel)
+    item = ITEM_BYTES[largest.dtype]
+    wide = max(4, item) if master else item
+    number = graph.num_parameter_tensors
+    return Sizes(layer=layer, rest=total - layer * parts.number, number=parts.number, item=item, reduced=wide, kept=wide, tensors=number)
+
+
+def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: Box, work: Work) -> tuple[Talk, list[Collective], Interval]:
+    """What is said in one micro-batch and at the end, with the list of messages of the whole step."""
+    said: list[Collective] = []
+    total = NOTHING
+    micro = layout.micro_batches
+    stage_layers = math.ceil(parts.number / layout.pp)
+
+    def tell(group: str, family: str, size_bytes: float, number: float, label: str = "") -> float:
+        nonlocal total
+        who = members(layout, group, box.node.num_gpus)
+        each = box.message(family, size_bytes, who)
+        if each.median and number:
+            who_named = NAMES["dp" if group == "replicas" else group]
+            said.append(
+                Collective(
+                    name=f"{family} ({label or who_named})", family=family, ranks=who.ranks, per_node=who.per_node, bytes=round(size_bytes),
+                    number=round(number), total_s=each.median * number,
+                )
+            )  # fmt: skip
+            total = total + each.per(1.0 / number)
+        return each.median
+
+    more: dict[str, Any] = {}
+    ends = 1 if layout.pp == 1 else 0.5  # on average over stages
+    ways = 2 if work.trains else 1
+    if layout.fsdp > 1:
+        for name, elements, number in (("", size.layer, stage_layers), ("_rest", size.rest, ends)):
+            gathers = ways if name == "" else 1  # the root keeps its weights until the backward pass
+            more["gather" + name] = tell("fsdp", "all_gather", elements * size.item, gathers * number * micro)
+            if not work.trains:
+                continue
+            more["scatter" + name] = tell("fsdp", "reduce_scatter", elements * size.reduced, number * micro)
+            if layout.dp > 1:
+                more["scatter" + name] += tell("dp", "all_reduce", elements * size.reduced / layout.fsdp, number * micro)
+        out = box.passed(size.layer * size.item, size.layer * size.item).median
+        more["copy"] = Pass(out, out + box.passed(size.layer * size.item, size.layer * size.reduced).median)
+    elif layout.dp > 1 and work.trains:
+        family = "reduce_scatter" if layout.zero else "all_reduce"
+        every = (size.layer * stage_layers + size.rest) * size.reduced
+        bucket = min(BUCKET_BYTES, every)
+        for name, elements, number in (("", size.layer, stage_layers), ("_rest", size.rest, ends)):
+            buckets = elements * size.reduced / bucket
+            copies = 2.0 * box.passed(elements * size.reduced, elements * size.reduced).median  # into the bucket, and back
+            more["reduce" + name] = buckets * tell("dp", family, bucket, buckets * number) + copies
+        if layout.zero:
+            more["after"] = tell("dp", "all_gather", every / size.reduced * size.item, 1, "weights of sharded optimizer")
+    sums = _per_layer(divided, parts)
+    if layout.tp > 1:
+        kinds = ("reduce_scatter", "all_gather") if layout.sequence_parallel else ("all_reduce",)
+        number = (sums.forward + sums.backward * work.trains) * stage_layers * micro
+        times = [tell("tp", kind, divided.reduced_bytes, number) for kind in kinds]
+        one = sum(times)
+        hidden = min(one, HIDDEN_SUM * work.layer.backward)
+        backward = sums.forward * (one - hidden) + (sums.backward - sums.forward) * one
+        more |= {"wait": Pass(sums.forward * one, backward), "wait_front": one, "wait_back": one}
+    if divided.exchanges:
+        each = tell("ep", "all_to_all", divided.exchanged_bytes, 2.0 * ways * divided.exchanges / layout.pp * micro)
+        per_layer = 2.0 * each * divided.exchanges / parts.number
+        before = more.get("wait", NO_TIME)
+        more["wait"] = Pass(before.forward + per_layer, before.backward + per_layer)
+    if layout.pp > 1:
+        sent = float(ways) * layout.virtual_stages * (layout.pp - 1) / layout.pp * micro
+        more["send"] = tell("pp", "send_recv", _sent_bytes(divided.graph, parts), sent)
+    return Talk(**more, taken_fraction=box.taken_fraction), said, total
+
+
+def _per_layer(divided: Divided, parts: Layers) -> Pass:
+    """Tensor-parallel sums of a layer: forward, and backward with those of layers that run again."""
+    if not divided.reductions:
+        return NO_TIME
+    segments = divided.graph.segments
+    runs = {name: sum(segments[place].repeat for place in places) or 1 for name, places in (("f", parts.forward), ("b", parts.backward))}
+    forward = sum(divided.reductions[place] * segments[place].repeat for place in parts.forward) / runs["f"]
+    again = sum(divided.reductions[place] * segments[place].repeat for place in parts.backward) / runs["b"]
+    return Pass(forward, forward + again)
+
+
+def _sent_bytes(graph: OpGraph, parts: Layers) -> int:
+    """What a layer hands on."""
+    places = parts.forward or {place for place, segment in enumerate(graph.segments) if segment.nodes[0].phase == "forward"}
+    last: Node | None = None
+    for place in places:
+        last = next((node for node in reversed(graph.segments[place].nodes) if not node.is_view and node.phase == "forward"), last)
+    return last.outputs[0].nbytes if last is not None and last.outputs else 0
+
+
+# ---- the time line ------------------------------------------------------------------------------------------------
+
+Record = Callable[[str, str, float, float], None]
+
+
+def _ignore(track: str, name: str, start_s: float, end_s: float) -> None:
+    """Nobody draws it."""
+
+
+def forward_pass(
+    work: Work, talk: Talk, num_layers: int, *, first: bool, last: bool, record: Record = _ignore, start: float = 0.0
+) -> float:
+    """When the forward pass of one micro-batch ends. At most two layers are gathered at once."""
+    shared = talk.gather > 0 or talk.gather_rest > 0
+    link = now = start
+    if shared and (first or last):
+        link += talk.gather_rest
+        record("collectives", "gather embeddings and head", start, link)
+        now = link
+    if first:
+        begun, now = now, now + work.front.forward + talk.wait_front
+        record("stream", "before the layers", begun, now)
+    each = work.layer.forward + talk.wait.forward + talk.copy.forward
+    each += talk.taken_fraction * min(talk.gather, work.layer.forward)
+    ends = [start, now]
+    for layer in range(num_layers):
+        if shared:
+            begun = max(link, ends[-GATHERS_AHEAD])
+            link = begun + talk.gather
+            record("collectives", f"gather layer {layer}", begun, link)
+        begun = max(now, link) if shared else now
+        now = begun + each
+        record("stream", f"layer {layer} forward", begun, now)
+        ends.append(now)
+    if last:
+        record("stream", "head and loss", now, now + work.back.forward)
+        now += work.back.forward
+    return now - start
+
+
+def backward_pass(
+    work: Work, talk: Talk, num_layers: int, *, first: bool, last: bool, reduces: bool, record: Record = _ignore, start: float = 0.0
+) -> float:
+    """When the backward pass ends, with what its last collective takes longer; `reduces`: replicas add their gradients."""
+    shared = talk.gather > 0 or talk.gather_rest > 0
+    link = now = start
+    if last:
+        now += work.back.backward + talk.wait_back
+        record("stream", "head and loss backward", start, now)
+    ready = start
+    if shared and num_layers:
+        link += talk.gather
+        ready = link
+        record("collectives", f"gather layer {num_layers - 1}", start, link)
+    reduce, rest = (talk.reduce, talk.reduce_rest) if reduces else (0.0, 0.0)
+    each = work.layer.backward + talk.wait.backward + talk.copy.backward
+    beside = talk.gather + talk.scatter + reduce
+    each += talk.taken_fraction * min(beside, work.layer.backward)
+    for layer in range(num_layers - 1, -1, -1):
+        begun = max(now, ready)
+        if shared and layer:
+            opened = max(link, begun)
+            link = ready = opened + talk.gather
+            record("collectives", f"gather layer {layer - 1}", opened, link)
+        now = begun + each
+        record("stream", f"layer {layer} backward", begun, now)
+        told = talk.scatter + reduce
+        if told:
+            opened = max(link, now)
+            link = opened + told
+            record("collectives", f"gradients of layer {layer}", opened, link)
+    if first:
+        record("stream", "before the layers, backward", now, now + work.front.backward)
+        now += work.front.backward
+    told = (talk.scatter_rest + rest) if first or last else 0.0
+    if told:
+        opened = max(link, now)
+        link = opened + told
+        record("collectives", "gradients of embeddings and head", opened, link)
+    return max(now, link) - start
+
+
+def whole_step(work: Work, talk: Talk, layout: Layout, parts: Layers) -> float:
+    """Forward and backward of all micro-batches over all stages.
+
+    A stage is done when the first micro-batch has reached it, it has run all of them, and the last gradient has gone back to the first
+    stage; interleaved, the way there and back is as many times shorter as a GPU has groups of layers, and there are as many more sends.
+    """
+    micro, stages, chunks, ways = layout.micro_batches, layout.pp, layout.virtual_stages, 2.0 if work.trains else 1.0
+    ahead, total, way_back, ends = 0.0, 0.0, 0.0, []
+    for stage, num_layers in enumerate(parts.per_stage(stages)):
+        first, last = stage == 0, stage == stages - 1
+        forward = forward_pass(work, talk, num_layers, first=first, last=last)
+        backward = backward_pass(work, talk, num_layers, first=first, last=last, reduces=False) if work.trains else 0.0
+        longer = backward_pass(work, talk, num_layers, first=first, last=last, reduces=True) - backward if work.trains else 0.0
+        sends = ways * talk.send * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
+        total = max(total, ahead / chunks + ways * stage * talk.send + micro * (forward + backward) + sends)
+        ends.append((way_back + stage * talk.send, longer))
+        ahead += forward + backward
+        way_back += backward / chunks
+    return max(total, *(total - before + longer for before, longer in ends))
+
+
+def spread(found: Priced, divided: Divided, layout: Layout, box: Box, size: Sizes, *, draw: bool = False) -> Spread:
+    parts = layers(divided.graph)
+    work = work_of(found, parts)
+    talk, said, message_s = talk_of(divided, parts, size, layout, box, work)
+    silent = whole_step(work, Talk(), layout, parts)
+    spoken = whole_step(work, talk, layout, parts) + talk.after
+    every = sum(work.front) + sum(work.back) + work.number * sum(work.layer)
+    return Spread(
+        compute_s=silent,
+        exposed_s=max(0.0, spoken - silent),
+        busy_s=layout.micro_batches * every / layout.pp,
+        collectives=tuple(said),
+        message_s=message_s,
+        spans=drawn(work, talk, layout, parts) if draw else (),
+    )
+
+
+# ---- what it holds ------------------------------------------------------------------------------------------------
+
+
+def memory_of(divided: Divided, layout: Layout, size: Sizes, states: int, reserved_bytes: int, capacity_bytes: int) -> StepMemory:
+    """The fullest stage. Micro-batches that a stage has begun and not finished keep what their backward pass needs."""
+    graph = divided.graph
+    parts, live = layers(graph), graph.live_bytes()
+    runs = [graph.segments[place] for place in parts.forward]
+    gained = sum(segment.repeat * sum(node.allocated_bytes - node.freed_bytes for node in segment.nodes) for segment in runs)
+    kept_by_layers = gained / max(1, sum(segment.repeat for segment in runs))
+    kept_by_layers = max(0.0, min(kept_by_layers, live["kept"] / parts.number))
+    rest = live["kept"] - kept_by_layers * parts.number
+    passing = max(live["forward"], live["loss"], live["backward"]) - live["kept"]
+    best: StepMemory | None = None
+    for stage, num_layers in enumerate(parts.per_stage(layout.pp)):
+        first, last = stage == 0, stage == layout.pp - 1
+        numel = size.of_stage(num_layers, first or last)
+        flying = _in_flight(layout, stage)
+        shards = layout.fsdp
+        unsharded = (size.layer * min(GATHERS_AHEAD, num_layers) + size.rest * (first or last)) if shards > 1 else 0.0
+        saved = kept_by_layers * num_layers * flying + (rest if last else 0.0)
+        gradients = numel * size.reduced / (shards * (layout.dp if layout.zero == 2 else 1))
+        held = StepMemory(
+            weights_bytes=round(numel * size.kept / shards + unsharded * size.item),
+            gradients_bytes=round(gradients + (size.layer * size.item if shards > 1 else 0.0)),
+            optimizer_bytes=round(numel * size.kept * states / (shards * (layout.dp if layout.zero else 1))),
+            activations_bytes=round(saved + max(0, passing)),
+            saved_bytes=round(saved),
+            buffers_bytes=graph.buffers_bytes + graph.inputs_bytes,
+            reserved_bytes=reserved_bytes,
+            capacity_bytes=capacity_bytes,
+        )
+        if best is None or held.total_bytes > best.total_bytes:
+            best = held
+    assert best is not None
+    return best
+
+
+def _in_flight(layout: Layout, stage: int) -> float:
+    """Micro-batches whose forward pass a stage has run and whose backward pass it has not."""
+    micro, stages, chunks = layout.micro_batches, layout.pp, layout.virtual_stages
+    if stages == 1:
+        return 1.0
+    if layout.schedule == "gpipe":
+        return float(micro)
+    if chunks > 1:
+        return min(float(micro), ((chunks - 1) * stages + 2 * (stages - stage - 1) + 1) / chunks)
+    return float(min(micro, stages - stage))
+
+
+# ---- how it is shown ----------------------------------------------------------------------------------------------
+
+
+def parts_of(found: Priced, done: Spread, optimizer: tuple[StepPart, ...], layout: Layout, total_s: float) -> tuple[StepPart, ...]:
+    """The breakdown of one GPU, on average over stages: operators, bubbles, and messages by what of them is not hidden."""
+    number = layout.micro_batches / layout.pp
+    kernels = [part for part in breakdown(found, total_s, dict.fromkeys(found.waits, number)) if part.phase != "optimizer"]
+    lines = [*kernels, *optimizer]
+    if (bubble := done.compute_s - done.busy_s) > 1e-9 * done.compute_s:
+        lines.append(idle("backward", BUBBLE, bubble, total_s))
+    all_s = sum(each.total_s for each in done.collectives)
+    for each in done.collectives:
+        open_s = done.exposed_s * each.total_s / all_s if all_s else 0.0
+        line = replace(idle("communication", each.name, open_s, total_s), family=each.family, launches=each.number, bound_by="link")
+        lines.append(line)
+    return in_order(lines)
+
+
+MOST_DRAWN = 8  # micro-batches
+
+
+def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, ...]:
+    """Spans of one GPU per stage: block by block without stages, else a span for every micro-batch in the order the schedule runs them."""
+    spans: list[Span] = []
+    if layout.pp == 1:
+        now = 0.0
+        for micro in range(min(layout.micro_batches, MOST_DRAWN)):
+            final = micro == layout.micro_batches - 1
+
+            def record(track: str, name: str, start_s: float, end_s: float) -> None:
+                spans.append(Span(0, track, name, start_s, end_s))
+
+            now += forward_pass(work, talk, parts.number, first=True, last=True, record=record, start=now)
+            if work.trains:
+                now += backward_pass(work, talk, parts.number, first=True, last=True, reduces=final, record=record, start=now)
+        return tuple(spans)
+    per_stage = parts.per_stage(layout.pp)
+    times = [
+        (
+            forward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1),
+            backward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=False),
+        )
+        for stage, num_layers in enumerate(per_stage)
+    ]
+    return scheduled(times, min(layout.micro_batches, MOST_DRAWN), talk.send, layout.schedule)
+
+
+def scheduled(times: list[tuple[float, float]], micro: int, send: float, schedule: str) -> tuple[Span, ...]:
+    """Every stage runs its passes in the schedule's order, each when its input has arrived: 1F1B, or all forward and then all backward."""
+    stages = len(times)
+    orders = []
+    for stage in range(stages):
+        warm = micro if schedule == "gpipe" else min(micro, stages - stage)
+        order = [("forward", each) for each in range(warm)]
+        for each in range(micro):
+            order.append(("backward", each))
+            if warm + each < micro:
+                order.append(("forward", warm + each))
+        orders.append(order)
+    ends: dict[tuple[str, int, int], float] = {}
+    free = [0.0] * stages
+    spans: list[Span] = []
+    at = [0] * stages
+    while any(place < len(order) for place, order in zip(at, orders, strict=True)):
+        moved = False
+        for stage in range(stages):
+            while at[stage] < len(orders[stage]):
+                kind, number = orders[stage][at[stage]]
+                giver = stage - 1 if kind == "forward" else stage + 1
+                if kind == "backward" and stage == stages - 1:
+                    arrives = ends.get(("forward", stage, number))
+                elif 0 <= giver < stages:
+                    arrives = ends.get((kind, giver, number))
+                    arrives = None if arrives is None else arrives + send
+                else:
+                    arrives = 0.0
+                if arrives is None:
+                    break
+                begun = max(free[stage], arrives)
+                free[stage] = ends[kind, stage, number] = begun + times[stage][kind == "backward"]
+                spans.append(Span(stage, "stream", f"micro-batch {number} {kind}", begun, free[stage]))
+                at[stage] += 1
+                moved = True
+        assert moved, "a schedule that waits for itself"
+    return tuple(spans)
+
+
+def scaled(base: Interval, seconds: float) -> Interval:
+    """`seconds`, as uncertain as `base`."""
+    if not base.median:
+        return Interval(seconds, seconds, seconds)
+    return Interval(seconds, seconds * base.low / base.median, seconds * base.high / base.median)
+
+
+def split(total_s: float, shares: Mapping[str, Interval]) -> dict[str, Interval]:
+    """A time dealt out in proportion to others."""
+    whole = sum(each.median for each in shares.values())
+    return {name: scaled(each, total_s * each.median / whole if whole else 0.0) for name, each in shares.items()}

@@ -1,0 +1,373 @@
+"""How many GPUs share a training step, and what one of them then does of the graph.
+
+Ranks are counted as Megatron does: tensor-parallel neighbours first, then shards, then replicas, pipeline stages last. Tensor parallelism
+is a graph of the same operators with smaller tensors: heads and the widths between the two linear layers of a pair are divided, the rest is
+whole, or with sequence parallelism divided by tokens. Expert parallelism leaves each GPU some experts, with the tokens of all.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from tilecast.errors import InvalidInput
+from tilecast.workloads.opgraph import Node, OpGraph, Segment, TensorShape, folded, renamed
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+STAGES_OF_ZERO = (0, 1, 2)  # 3 is what fsdp does
+MOST_GPUS = 1 << 20
+PRODUCTS = ("aten.mm", "aten.addmm")
+SMALLEST_WIDTH = 16  # a linear layer narrower than hidden / this, such as a router, is not divided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a step is spread: the product of dp, fsdp, tp and pp is the number of GPUs; experts are spread over data-parallel ranks."""
+
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    micro_batches: int = 1
+    zero: int = 0  # what `dp` ranks divide: nothing, optimizer states, gradients too
+    sequence_parallel: bool = False
+    schedule: str = "1f1b"
+    virtual_stages: int = 1  # groups of layers that one GPU holds, with the schedule `interleaved`
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "fsdp", "tp", "pp", "ep", "micro_batches", "virtual_stages"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_GPUS:
+                raise InvalidInput(f"{name} = {value!r} must be a whole number from 1 to {MOST_GPUS:,}")
+        if self.num_gpus > MOST_GPUS:
+            raise InvalidInput(f"dp x fsdp x tp x pp = {self.num_gpus:,} GPUs is more than {MOST_GPUS:,}")
+        if self.zero not in STAGES_OF_ZERO or isinstance(self.zero, bool):
+            raise InvalidInput(f"zero = {self.zero!r} must be one of 0, 1, 2; stage 3 is fsdp")
+        if self.schedule not in SCHEDULES:
+            raise InvalidInput(f"schedule = {self.schedule!r} must be one of {', '.join(SCHEDULES)}")
+        if self.replicas % self.ep:
+            raise InvalidInput(f"ep = {self.ep} must divide the {self.replicas} data-parallel ranks (dp x fsdp)")
+        if (self.virtual_stages > 1) != (self.schedule == "interleaved" and self.virtual_stages > 1):
+            raise InvalidInput(f"virtual_stages = {self.virtual_stages} needs the schedule interleaved, not {self.schedule}")
+        if self.schedule == "interleaved" and self.pp > 1 and self.micro_batches % self.pp:
+            raise InvalidInput(f"micro_batches = {self.micro_batches} must be a multiple of pp = {self.pp} with the schedule interleaved")
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that work on different texts."""
+        return self.dp * self.fsdp
+
+    @property
+    def num_gpus(self) -> int:
+        return self.replicas * self.tp * self.pp
+
+    @property
+    def is_alone(self) -> bool:
+        return self.num_gpus == 1
+
+    def micro_batch(self, batch: int) -> int:
+        """Texts that one GPU handles at once, of `batch` in the step."""
+        parts = self.replicas * self.micro_batches
+        if batch % parts:
+            ways = " x ".join(f"{name} {getattr(self, name)}" for name in ("dp", "fsdp", "micro_batches") if getattr(self, name) > 1)
+            raise InvalidInput(f"batch = {batch} must be a multiple of {parts} ({ways})")
+        return batch // parts
+
+    def to_dict(self) -> dict[str, Any]:
+        return {entry.name: getattr(self, entry.name) for entry in fields(self)} | {"num_gpus": self.num_gpus}
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """GPUs that talk to one another: how many, and how many of them stand in one node."""
+
+    ranks: int
+    per_node: int
+
+
+def members(layout: Layout, group: str, gpus_per_node: int) -> Members:
+    """The group of one rank: tp, fsdp, dp, pp, or `replicas` (fsdp and dp together); ep ranks lie next to one another in it."""
+    sizes = {"tp": layout.tp, "fsdp": layout.fsdp, "dp": layout.dp, "pp": layout.pp, "replicas": layout.replicas, "ep": layout.ep}
+    strides = {"tp": 1, "fsdp": layout.tp, "replicas": layout.tp, "ep": layout.tp, "dp": layout.tp * layout.fsdp}
+    strides["pp"] = layout.tp * layout.replicas
+    room = max(1, gpus_per_node // strides[group])
+    return Members(sizes[group], max(ways for ways in range(1, min(room, sizes[group]) + 1) if sizes[group] % ways == 0))
+
+
+# ---- what a model is made of --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anatomy:
+    """Sizes that a graph shows: the width of the residual stream, heads, and the widths of what lies between two linear layers."""
+
+    hidden: int
+    heads: frozenset[int]
+    widths: frozenset[int]
+    weights: frozenset[tuple[int, ...]]
+    batch: int
+    tokens: int  # of one text
+
+
+def anatomy(graph: OpGraph) -> Anatomy:
+    """Raises InvalidInput where a graph has no attention heads or no embedding: such a model has no known tensor-parallel form."""
+    forward = [node for segment in graph.segments for node in segment.nodes if node.phase == "forward"]
+    tables = [node.inputs[0].shape for node in forward if node.op == "aten.embedding"]
+    heads = {_heads(tensor, graph.batch or 1) for node in forward for tensor in _headed(node)}
+    if not tables or not heads:
+        raise InvalidInput(f"tp needs a model with an embedding and attention heads, and {graph.name} shows none")
+    hidden = max(tables)[-1]
+    matrices = {tensor.shape for tensor, _ in graph.parameters if len(tensor.shape) == 2}
+    multiplied = {(node.inputs * 2)[-1].shape for node in forward if node.op in PRODUCTS}  # a table of positions is none
+    weights = frozenset(shape for shape in matrices if shape in multiplied or shape[::-1] in multiplied)
+    widths = {other for shape in weights for one, other in (shape, shape[::-1]) if one == hidden and other != hidden}
+    wide = frozenset(width for width in widths if width * SMALLEST_WIDTH >= hidden)
+    return Anatomy(
+        hidden=hidden, heads=frozenset(heads), widths=wide, weights=weights, batch=graph.batch or 1, tokens=graph.seq or 1,
+    )  # fmt: skip
+
+
+def _headed(node: Node) -> tuple[TensorShape, ...]:
+    """Tensors of an operator inside attention whose leading sizes are texts and heads."""
+    if "scaled_dot_product" in node.op:
+        return tuple(tensor for tensor in (node.inputs * 2)[:2] if len(tensor.shape) == 4)
+    if node.op in ("aten._softmax", "aten._safe_softmax"):
+        return tuple(tensor for tensor in node.outputs if len(tensor.shape) == 4 or (len(tensor.shape) == 3 and _is_square(tensor)))
+    return ()
+
+
+def _is_square(tensor: TensorShape) -> bool:
+    return tensor.shape[-1] == tensor.shape[-2]
+
+
+def _heads(tensor: TensorShape, batch: int) -> int:
+    return tensor.shape[1] if len(tensor.shape) == 4 else max(1, tensor.shape[0] // batch)
+
+
+# ---- tensor parallel ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """One GPU's graph, and what it exchanges with its neighbours for every segment of it."""
+
+    graph: OpGraph
+    reductions: tuple[int, ...] = ()  # per segment: sums of `reduced_bytes` over tensor-parallel ranks in one run of it, forward
+    reduced_bytes: int = 0
+    exchanges: int = 0  # layers of experts
+    exchanged_bytes: int = 0  # that one GPU sends to or takes back from the experts of such a layer
+
+
+def tensor_parallel(graph: OpGraph, ways: int, *, sequence_parallel: bool = False) -> Divided:
+    """The graph that one of `ways` GPUs runs, and where their partial sums are added."""
+    if ways == 1:
+        return Divided(graph=graph)
+    body = anatomy(graph)
+    for number in sorted(body.heads):
+        if number % ways:
+            raise InvalidInput(f"tp = {ways} must divide the {number} attention heads of {graph.name}")
+    maps = _Maps(body, ways, sequence_parallel)
+    segments, reductions = [], []
+    for segment in graph.segments:
+        attended, sums, nodes = False, 0, []
+        for node in segment.nodes:
+            attended = attended or bool(_headed(node)) or "scaled_dot_product" in node.op or "softmax_backward" in node.op
+            if node.op in PRODUCTS:
+                along = _divided_dimension(node, body, attended)
+                sums += node.phase == "forward" and along == "k"
+                nodes.append(maps.product(node, along))
+            else:
+                sums += node.phase == "forward" and node.op == "aten.embedding" and node.inputs[0].shape[0] in body.widths
+                nodes.append(maps.other(node))
+        segments.append(Segment(segment.repeat, tuple(nodes)))
+        reductions.append(sums)
+    parameters = tuple((maps.tensor(tensor), times) for tensor, times in graph.parameters)
+    made = renamed(graph, segments=tuple(segments), parameters=parameters)
+    item = next(tensor for node in graph.segments[0].nodes if node.op == "aten.embedding" for tensor in node.outputs)
+    size = body.batch * body.tokens * body.hidden * item.nbytes // max(1, item.numel)
+    return Divided(graph=made, reductions=tuple(reductions), reduced_bytes=size)
+
+
+def _divided_dimension(node: Node, body: Anatomy, attended: bool) -> str | None:
+    """Which size of the product [m, k] x [k, n] is divided: the one that is a width, and of square layers the output's before attention."""
+    (m, k), (_, n) = (tensor.shape for tensor in (node.inputs * 2)[-2:])
+    known = {(k, n), (n, k)} & body.weights
+    if not known and ((m, n) in body.weights or (n, m) in body.weights):  # gradient of a weight: tokens are summed
+        if m in body.widths or n in body.widths:
+            return "m" if m in body.widths else "n"
+        return "m" if m == n == body.hidden else None
+    if not known:
+        return None
+    if n in body.widths or k in body.widths:
+        return "n" if n in body.widths and k == body.hidden else "k"
+    if k == n == body.hidden:
+        return "k" if attended else "n"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Maps:
+    body: Anatomy
+    ways: int
+    sequence_parallel: bool
+
+    def product(self, node: Node, along: str | None) -> Node:
+        left, right = (node.inputs * 2)[-2:]
+        (m, k), (_, n) = left.shape, right.shape
+        size = {"m": m, "k": k, "n": n}
+        if along is not None:
+            size[along] = math.ceil(size[along] / self.ways)
+        bias = tuple(self.tensor(tensor) for tensor in node.inputs[:-2])
+        inputs = (*bias, TensorShape(left.dtype, (size["m"], size["k"])), TensorShape(right.dtype, (size["k"], size["n"])))
+        return replace(node, inputs=inputs, outputs=self._tensors(node.outputs), frees=self._tensors(node.frees))
+
+    def other(self, node: Node) -> Node:
+        return replace(
+            node, inputs=self._tensors(node.inputs), outputs=self._tensors(node.outputs), frees=self._tensors(node.frees)
+        )  # fmt: skip
+
+    def _tensors(self, tensors: tuple[TensorShape, ...]) -> tuple[TensorShape, ...]:
+        return tuple(self.tensor(tensor) for tensor in tensors)
+
+    def tensor(self, tensor: TensorShape) -> TensorShape:
+        axis = self._axis(tensor.shape)
+        if axis is None:
+            return tensor
+        return TensorShape(tensor.dtype, self._smaller(tensor.shape, axis), tensor.distinct and self._smaller(tensor.distinct, axis))
+
+    def _smaller(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        return tuple(math.ceil(size / self.ways) if place == axis and size > 1 else size for place, size in enumerate(shape))
+
+    def _axis(self, shape: tuple[int, ...]) -> int | None:
+        body, rank = self.body, len(shape)
+        if rank >= 4:
+            return next((axis for axis in (1, 2) if shape[axis] in body.heads), None)
+        if rank == 3 and any(shape[0] == body.batch * heads for heads in body.heads if heads > 1):
+            return 0
+        if rank == 2 and (shape in body.weights or shape[::-1] in body.weights):
+            wide = [axis for axis in (0, 1) if shape[axis] in body.widths]
+            if wide:
+                return wide[0]
+            return 0 if shape == (body.hidden, body.hidden) else None
+        if shape and shape[-1] in body.widths:
+            return rank - 1
+        if self.sequence_parallel and rank == 3 and shape[:2] == (body.batch, body.tokens) and shape[2] in (body.hidden, 1):
+            return 1
+        if self.sequence_parallel and shape == (body.batch * body.tokens, body.hidden):
+            return 0
+        return None
+
+
+# ---- expert parallel ----------------------------------------------------------------------------------------------
+
+
+def expert_parallel(divided: Divided, ways: int) -> Divided:
+    """Each of `ways` GPUs runs its share of the experts, every one of them on the tokens that all GPUs send it."""
+    graph = divided.graph
+    if ways == 1:
+        return divided
+    room, number = _experts(graph)
+    if number % ways:
+        raise InvalidInput(f"ep = {ways} must divide the {number} experts of a layer of {graph.name}")
+    seen: dict[Node, int] = {}
+    nodes, products = [], 0
+    token_bytes = 0
+    for node in graph.nodes():
+        if not any(room in tensor.shape[:1] for tensor in (*node.inputs, *node.outputs)):
+            nodes.append(node)
+            continue
+        place = seen[node] = seen.get(node, -1) + 1
+        if node.phase == "forward" and node.op in PRODUCTS:
+            products += 1
+            result = node.outputs[0]
+            token_bytes = min(token_bytes or result.nbytes, result.nbytes // max(1, result.shape[0]))
+        if place % ways == 0:
+            nodes.append(_with_room(node, room, room * ways))
+    owned = _expert_weights(graph, room)
+    layers_of_experts = max(1, products // (2 * number))  # two products, in and out, are one expert
+    moved = layers_of_experts * (number - number // ways)  # matrices of each kind that other GPUs hold
+    parameters = tuple((tensor, max(1, times - moved) if tensor.shape in owned else times) for tensor, times in graph.parameters)
+    return replace(
+        divided,
+        graph=renamed(graph, segments=folded(nodes), parameters=parameters),
+        exchanges=layers_of_experts,
+        exchanged_bytes=room * number * token_bytes,
+    )
+
+
+def _experts(graph: OpGraph) -> tuple[int, int]:
+    """Tokens that one expert has room for, and how many experts a layer has: equal products of fewer tokens than the batch has."""
+    tokens = (graph.batch or 1) * (graph.seq or 1)
+    run, last = 0, None
+    best: tuple[int, int] | None = None
+    for node in graph.nodes():
+        if node.op not in PRODUCTS or node.phase != "forward":
+            continue
+        rows, wide = (node.inputs * 2)[-2].shape[0], node.outputs[0].shape[-1]
+        if rows >= tokens:
+            run, last = 0, None
+        elif (rows, wide) == last or last is None:
+            run, last = run + 1, (rows, wide)
+            best = (rows, run) if best is None or run > best[1] else best
+    if best is None or best[1] < 2:
+        raise InvalidInput(f"ep needs a model with experts, and {graph.name} shows none")
+    return best
+
+
+def _expert_weights(graph: OpGraph, room: int) -> set[tuple[int, ...]]:
+    """Shapes of weights that experts alone, or experts first, multiply with."""
+    found: set[tuple[int, ...]] = set()
+    for node in (node for segment in graph.segments for node in segment.nodes):
+        if node.op in PRODUCTS and node.phase == "forward" and (node.inputs * 2)[-2].shape[0] == room:
+            shape = (node.inputs * 2)[-1].shape
+            found |= {shape, shape[::-1]}
+    return found
+
+
+def _with_room(node: Node, room: int, wider: int) -> Node:
+    def grown(tensors: tuple[TensorShape, ...]) -> tuple[TensorShape, ...]:
+        return tuple(replace(each, shape=tuple(wider if size == room else size for size in each.shape), distinct=None) for each in tensors)
+
+    return replace(node, inputs=grown(node.inputs), outputs=grown(node.outputs), frees=grown(node.frees))
+
+
+# ---- layers and stages --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layers:
+    """Which segments of a graph are its layers, and how many there are; the rest comes before (`front`) or after (`back`) them."""
+
+    number: int
+    forward: frozenset[int]
+    backward: frozenset[int]
+    places: Mapping[int, str]  # segment -> front, layers or back
+
+    def per_stage(self, stages: int) -> tuple[int, ...]:
+        return tuple(self.number // stages + (stage < self.number % stages) for stage in range(stages))
+
+
+LEAST_SHARE = 0.2  # of the operators of a pass: a shorter repetition is no layer
+
+
+def layers(graph: OpGraph) -> Layers:
+    """The runs of equal layers, forward and backward. A model without any is one layer."""
+    found: dict[str, list[int]] = {}
+    for phase in ("forward", "backward"):
+        inside = [place for place, segment in enumerate(graph.segments) if segment.nodes[0].phase == phase]
+        total = sum(graph.segments[place].repeat * len(graph.segments[place].nodes) for place in inside)
+        found[phase] = [
+            place for place in inside
+            if graph.segments[place].repeat > 1 and graph.segments[place].repeat * len(graph.segments[place].nodes) >= LEAST_SHARE * total
+        ]  # fmt: skip
+    number = max([1, *(sum(graph.segments[place].repeat for place in places) for places in found.values())])
+    # Folding may leave a layer at an end apart; weights that every layer has one of say how many there are.
+    number = min((times for tensor, times in graph.parameters if len(tensor.shape) == 2 and number <= times <= number + 2), default=number)
+    named: dict[int, str] = {}
+    for phase, before, after in (("forward", "front", "back"), ("backward", "back", "front")):
+        chosen = found[phase]
+        for place, segment in enumerate(graph.segments):
+            if segment.nodes[0].phase == phase or (phase == "forward" and segment.nodes[0].phase == "loss"):
+                named[place] = "layers" if place in chosen else before if chosen and place < chosen[0] else after
+    return Layers(number=number, forward=frozenset(found["forward"]), backward=frozenset(found["backward"]), places=named)

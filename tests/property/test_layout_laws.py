@@ -1,0 +1,228 @@
+"""Laws of a step on many GPUs, and volumes worked by hand."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tilecast import hardware
+from tilecast.engines.distributed import Pass, Talk, Work, backward_pass, forward_pass, scheduled, whole_step
+from tilecast.engines.step import predict_layouts, predict_step
+from tilecast.workloads.aten import matrix_flop
+from tilecast.workloads.layout import Divided, Layers, Layout, Members, expert_parallel, layers, members, tensor_parallel
+from tilecast.workloads.step_models import model_graph
+
+MODEL, GPU = "mosaicml/mpt-1b", "a100-sxm-80gb"
+ASKED = {"mode": "training", "batch": 64, "seq": 512, "dtype": "bf16"}
+times = st.floats(1e-4, 1.0)
+
+
+def parts(number: int) -> Layers:
+    return Layers(number=number, forward=frozenset(), backward=frozenset(), places={})
+
+
+def flop(graph):
+    return sum(matrix_flop(node) * number for node, number in graph.counted().items())
+
+
+# ---- one GPU, and bounds ------------------------------------------------------------------------------------------
+
+
+def test_one_gpu_is_the_plain_step():
+    alone = predict_step(MODEL, GPU, **ASKED | {"batch": 8})
+    listed = predict_layouts(MODEL, GPU, [Layout()], **ASKED | {"batch": 8})[0]
+    assert listed.step_s == alone.step_s and listed.memory == alone.memory and alone.communication_s.median == 0.0
+
+
+@pytest.mark.parametrize(
+    "how", [{"dp": 8}, {"fsdp": 8}, {"tp": 8}, {"pp": 8, "micro_batches": 8}, {"dp": 2, "tp": 2, "pp": 2, "micro_batches": 4}]
+)
+def test_no_layout_beats_its_share_of_the_work(how):
+    spread = predict_step(MODEL, GPU, **ASKED, **how)
+    bound_s = sum(part.bound_s for part in spread.breakdown if part.phase in ("forward", "loss", "backward"))
+    assert bound_s <= spread.forward_s.median + spread.backward_s.median
+    assert 0.0 < spread.mfu < 1.0
+    assert spread.step_s.low <= spread.step_s.median <= spread.step_s.high
+    assert sum(part.share_fraction for part in spread.breakdown) == pytest.approx(1.0, abs=1e-6)
+    phases = (spread.forward_s, spread.backward_s, spread.optimizer_s, spread.communication_s)
+    assert spread.step_s.median == pytest.approx(sum(phase.median for phase in phases))
+
+
+@pytest.mark.parametrize("how", [{"dp": 16}, {"fsdp": 16}, {"tp": 8, "dp": 2}, {"pp": 16, "micro_batches": 16}])
+def test_faster_links_and_networks_are_never_slower(how):
+    box = hardware.node("dgx-a100")
+    steps = []
+    for factor in (0.25, 0.5, 1.0, 2.0, 4.0):
+        rates = {name: factor * getattr(box, name) for name in ("link_bytes_per_s", "pair_bytes_per_s", "network_bytes_per_s")}
+        steps.append(predict_step(MODEL, GPU, **ASKED, **how, node=replace(box, **rates)).step_s.median)
+    assert steps == sorted(steps, reverse=True)
+    assert steps[0] > steps[-1]
+
+
+def test_more_micro_batches_shrink_the_bubble():
+    steps = [predict_step(MODEL, GPU, **ASKED, pp=4, micro_batches=micro) for micro in (1, 4, 16)]
+    bubbles = [sum(part.time.median for part in step.breakdown if part.name == "pipeline bubble") for step in steps]
+    assert bubbles[0] > bubbles[1] > bubbles[2] > 0.0
+
+
+def test_sharding_moves_bytes_to_other_gpus_and_costs_messages():
+    whole, states, gradients, weights = (
+        predict_step(MODEL, GPU, **ASKED, **how).memory for how in ({"dp": 8}, {"dp": 8, "zero": 1}, {"dp": 8, "zero": 2}, {"fsdp": 8})
+    )
+    assert states.optimizer_bytes == pytest.approx(whole.optimizer_bytes / 8, rel=1e-6)
+    assert gradients.gradients_bytes == pytest.approx(whole.gradients_bytes / 8, rel=1e-6)
+    assert weights.total_bytes < gradients.total_bytes < states.total_bytes < whole.total_bytes
+    assert weights.activations_bytes == whole.activations_bytes
+
+
+def test_recomputation_trades_time_for_memory():
+    plain, selective, full = (predict_step(MODEL, GPU, **ASKED, fsdp=8, recompute=how) for how in (False, "selective", "full"))
+    assert plain.step_s.median < selective.step_s.median < full.step_s.median
+    assert plain.memory.saved_bytes > selective.memory.saved_bytes > full.memory.saved_bytes
+    # MFU counts model FLOP alone: the same FLOP in more time.
+    assert full.mfu * full.step_s.median == pytest.approx(plain.mfu * plain.step_s.median)
+
+
+def test_many_layouts_are_each_what_it_is_alone():
+    layouts = [Layout(fsdp=8), Layout(tp=4, dp=2), Layout(pp=4, dp=2, micro_batches=4), Layout(fsdp=8)]
+    together = predict_layouts(MODEL, GPU, layouts, **ASKED)
+    for layout, found in zip(layouts, together, strict=True):
+        how = {name: value for name, value in layout.to_dict().items() if name != "num_gpus"}
+        assert found.to_dict() == predict_step(MODEL, GPU, **ASKED, **how).to_dict()
+
+
+# ---- volumes by hand ----------------------------------------------------------------------------------------------
+
+
+def test_fsdp_gathers_every_weight_twice_and_scatters_every_gradient_once():
+    # 24 layers of 12 h^2 + 13 h elements (h = 2048) in 2 bytes: 100.7 MB each. Two gathers of a layer and one scatter, four micro-batches.
+    found = predict_step(MODEL, GPU, **ASKED, fsdp=8, micro_batches=4)
+    layer = 2 * (12 * 2048**2 + 13 * 2048)
+    told = {(each.family, each.bytes): each.number for each in found.collectives}
+    assert told["all_gather", layer] == 2 * 24 * 4
+    assert told["reduce_scatter", layer] == 24 * 4
+    # The rest: embedding 50368 x 2048, positions 512 x 2048, the last norm; gathered once.
+    rest = 2 * (50368 * 2048 + 512 * 2048 + 2 * 2048)
+    assert told["all_gather", rest] == told["reduce_scatter", rest] == 4
+
+
+def test_replicas_add_every_gradient_once_whatever_the_micro_batches():
+    found = predict_step(MODEL, GPU, **ASKED, dp=8, micro_batches=4)
+    moved = sum(each.bytes * each.total_s / (each.total_s / each.number) for each in found.collectives)
+    assert moved == pytest.approx(2 * found.inputs["num_parameters"], rel=0.01)
+
+
+def test_tensor_parallel_adds_two_activations_a_layer_each_way():
+    # Micro-batch of 64 / 1 texts x 512 tokens x 2048 x 2 bytes; 2 sums forward and 2 backward in 24 layers.
+    found = predict_step(MODEL, GPU, **ASKED, tp=8)
+    (one,) = found.collectives
+    assert (one.family, one.bytes, one.number, one.ranks, one.per_node) == ("all_reduce", 64 * 512 * 2048 * 2, 4 * 24, 8, 8)
+    both = predict_step(MODEL, GPU, **ASKED, tp=8, sequence_parallel=True).collectives
+    assert {each.family for each in both} == {"reduce_scatter", "all_gather"} and {each.number for each in both} == {4 * 24}
+
+
+def test_stages_send_activations_forward_and_gradients_back():
+    # 4 of 5 boundaries... with pp = 4 each of 3 boundaries carries 8 micro-batches both ways: 12 sends a GPU on average.
+    found = predict_step(MODEL, GPU, **ASKED, pp=4, micro_batches=8)
+    (one,) = found.collectives
+    assert (one.family, one.bytes, one.number) == ("send_recv", 8 * 512 * 2048 * 2, 12)
+
+
+def test_groups_fill_a_node_in_megatrons_order():
+    layout = Layout(tp=4, fsdp=4, dp=2, pp=2)
+    assert members(layout, "tp", 8) == Members(4, 4)
+    assert members(layout, "fsdp", 8) == Members(4, 2)
+    assert members(layout, "dp", 8) == Members(2, 1)
+    assert members(layout, "pp", 8) == Members(2, 1)
+    assert members(Layout(dp=12), "dp", 8) == Members(12, 6)
+
+
+# ---- what is divided ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["GPT2-Large", "BERT-Large", "OPT-1.3B", "mosaicml/mpt-1b"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_tensor_parallel_divides_the_products_and_weights(model, sequence_parallel):
+    dtype = "bf16" if "mpt" in model else "fp32"
+    whole = model_graph(model, mode="training", batch=2, seq=512, dtype=dtype)
+    part = tensor_parallel(whole, 4, sequence_parallel=sequence_parallel).graph
+    assert flop(whole) / flop(part) == pytest.approx(4.0, rel=1e-3)
+    assert whole.num_parameters / part.num_parameters == pytest.approx(4.0, rel=0.02)  # norms and biases of sums are whole
+    ratio = whole.live_bytes()["kept"] / part.live_bytes()["kept"]
+    assert ratio > 3.9 if sequence_parallel else 1.5 < ratio < 3.9
+
+
+def test_experts_keep_the_work_of_a_gpu_and_give_their_weights_away():
+    whole = model_graph("Switch-XL-4", mode="training", batch=2, seq=512, dtype="fp32")
+    part = expert_parallel(Divided(graph=whole), 4)
+    assert flop(part.graph) == pytest.approx(flop(whole))
+    # 24 layers of 4 experts with two matrices of 16384 x 1024: 3 of 4 are elsewhere.
+    assert whole.num_parameters - part.graph.num_parameters == 24 * 3 * 2 * 16384 * 1024
+    assert part.exchanges == 24
+
+
+@pytest.mark.parametrize(("model", "number"), [("GPT2-Large", 36), ("BERT-Large", 24), ("OPT-1.3B", 24), ("mosaicml/mpt-7b", 32)])
+def test_layers_are_counted(model, number):
+    graph = model_graph(model, mode="training", batch=2, seq=512, dtype="bf16" if "mpt" in model else "fp32")
+    found = layers(graph)
+    assert found.number == number
+    assert sum(found.per_stage(5)) == number and max(found.per_stage(5)) - min(found.per_stage(5)) <= 1
+
+
+# ---- the time line by hand ----------------------------------------------------------------------------------------
+
+
+def work(front=1.0, layer=2.0, back=3.0, number=4) -> Work:
+    return Work(front=Pass(front, 2 * front), layer=Pass(layer, 2 * layer), back=Pass(back, 2 * back), number=number)
+
+
+def test_hidden_gathers_cost_the_first_one_alone():
+    # The rest's weights 0.5, then before the layers 1.0 beside the first layer's gather of 0.25; nothing else waits.
+    assert forward_pass(work(), Talk(gather=0.25, gather_rest=0.5), 4, first=True, last=True) == pytest.approx(0.5 + 1.0 + 4 * 2.0 + 3.0)
+
+
+def test_slow_gathers_set_the_pace():
+    # 0.5 for the rest, then four gathers of 10 one behind another, the last layer and what follows it.
+    talk = Talk(gather=10.0, gather_rest=0.5)
+    assert forward_pass(work(), talk, 4, first=True, last=True) == pytest.approx(0.5 + 4 * 10.0 + 2.0 + 3.0)
+
+
+def test_gradients_hide_but_for_the_last():
+    # Back 6, four layers of 4, front 2; a layer's sum of 1 hides behind the next, those of the front come last: 0.7.
+    talk = Talk(reduce=1.0, reduce_rest=0.7)
+    assert backward_pass(work(), talk, 4, first=True, last=True, reduces=True) == pytest.approx(6 + 4 * 4 + 2 + 0.7)
+    assert backward_pass(work(), talk, 4, first=True, last=True, reduces=False) == pytest.approx(6 + 4 * 4 + 2)
+
+
+@given(times, times, st.integers(1, 6), st.integers(1, 9))
+def test_equal_stages_take_micro_batches_plus_stages_less_one(forward, backward, stages, micro):
+    layout = Layout(pp=stages, micro_batches=micro)
+    even = Work(front=Pass(0, 0), layer=Pass(forward, backward), back=Pass(0, 0), number=stages)
+    assert whole_step(even, Talk(), layout, parts(stages)) == pytest.approx((micro + stages - 1) * (forward + backward))
+    drawn = scheduled([(forward, backward)] * stages, micro, 0.0, "1f1b")
+    assert max(span.end_s for span in drawn) == pytest.approx((micro + stages - 1) * (forward + backward))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=5), st.integers(1, 6))
+def test_no_schedule_runs_two_things_at_once_or_beats_its_busiest_stage(stages, micro):
+    for schedule in ("1f1b", "gpipe"):
+        drawn = scheduled(stages, micro, 0.01, schedule)
+        assert max(span.end_s for span in drawn) >= max(micro * (forward + backward) for forward, backward in stages) - 1e-9
+        for stage in range(len(stages)):
+            mine = sorted((span.start_s, span.end_s) for span in drawn if span.stage == stage)
+            assert len(mine) == 2 * micro
+            assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(mine))
+
+
+@given(times, times, times, st.integers(1, 4), st.integers(2, 8))
+def test_interleaving_divides_the_bubble(front, layer, back, groups, stages):
+    number, micro = stages * groups, 2 * stages
+    made = Work(front=Pass(0, 0), layer=Pass(layer, 2 * layer), back=Pass(0, 0), number=number)
+    plain = whole_step(made, Talk(), Layout(pp=stages, micro_batches=micro), parts(number))
+    mixed = Layout(pp=stages, micro_batches=micro, schedule="interleaved", virtual_stages=groups)
+    busy = micro * groups * 3 * layer
+    assert whole_step(made, Talk(), mixed, parts(number)) - busy == pytest.approx((plain - busy) / groups)
+    del front, back
