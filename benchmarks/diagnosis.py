@@ -1,12 +1,14 @@
 """Diagnosis of real traces, scored: `python -m benchmarks.diagnosis`; with `--large 1GB`, time and memory of a made one.
 
 The six traces under $TILECAST_DATA/extra/kineto_traces come from other people's runs of models Tilecast was not fitted on, so predictions
-of their kernels are zero-shot. Written: how much time is named and priced, and the error per family, every call weighing as its time.
+of their kernels are zero-shot. Written, also into docs/diagnosis.md: how much time is named and priced, and the error per family, every call weighing as its time.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gallery import renewed
 from tilecast import units
 from tilecast.diagnosis.diagnose import Diagnosis, diagnose
 from tilecast.diagnosis.rows import Row
@@ -24,6 +27,7 @@ from tilecast.palette import SERIES
 from tilecast.report import versions
 
 FOLDER = Path(__file__).parent / "results"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "diagnosis.md"
 TARGETS = {  # share of GPU time that should be priced, percent
     "b200_vllm_gpt-oss-120b-like_tp8_eager": 85, "h100_hf_owlv2-large-patch14": 85, "h100_hf_timesformer-base-k400": 85,
     "h100_hf_qwen1.5-0.5b-chat": 65, "mi300x_hf_qwen1.5-0.5b-chat": 60, "mi300x_sglang_qwen3-8b_prefill_decode": 60,
@@ -47,6 +51,8 @@ def main() -> int:
     (given.out / "diagnosis.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (given.out / "diagnosis.md").write_text(page(results), encoding="utf-8")
     draw(found, given.out)
+    if given.out == FOLDER:
+        DOCUMENT.write_text(documented(DOCUMENT.read_text(encoding="utf-8"), results), encoding="utf-8")
     print(page(results))
     return 0
 
@@ -149,6 +155,27 @@ def page(results: dict[str, Any]) -> str:
             for row in one["worst"]
         ]
     return "\n".join([*lines, "", "![predicted against measured](diagnosis.png)", ""])
+
+
+def documented(text: str, results: dict[str, Any]) -> str:
+    """docs/diagnosis.md with today's scores, and with what its commands print today."""
+    lines = [
+        "| trace | GPU | named | priced (needed) | of it by identical launch | recoverable | predicted over measured, all priced calls |"
+    ]
+    lines += ["|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| {name} | {one['gpu']} | {one['named_percent']:.1f} % | {one['priced_percent']:.1f} % ({TARGETS.get(name, 0)}) | "
+        f"{one['inferred_percent']:.1f} % | {one['recoverable_percent']:.0f} % | {one['whole_percent']:+.0f} % |"
+        for name, one in results["traces"].items()
+    ]
+    lines += ["", "Zero-shot error, every call weighed by its time:", "", "| family | shapes | error | bias |", "|---|---|---|---|"]
+    lines += [
+        f"| {family} | {entry['shapes']} | {entry['weighted_error_percent']:.0f} % | {entry['weighted_bias_percent']:+.0f} % |"
+        for family, entry in results["families"].items()
+    ]
+    scores = "\n".join(["<!-- scores:begin -->", *lines, "<!-- scores:end -->"])
+    with contextlib.chdir(traces()[0].parent):
+        return re.sub(r"<!-- scores:begin -->.*<!-- scores:end -->", lambda _: scores, renewed(text), flags=re.DOTALL)
 
 
 def draw(found: dict[str, Diagnosis], folder: Path) -> None:
