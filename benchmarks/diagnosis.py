@@ -1,7 +1,8 @@
 """Diagnosis of real traces, scored: `python -m benchmarks.diagnosis`; with `--large 1GB`, time and memory of a made one.
 
 The six traces under $TILECAST_DATA/extra/kineto_traces come from other people's runs of models Tilecast was not fitted on, so predictions
-of their kernels are zero-shot. Written, also into docs/diagnosis.md: how much time is named and priced, and the error per family, every call weighing as its time.
+of their kernels are zero-shot. Written, also into docs/diagnosis.md: how much time is named and priced, and the error per family, every
+call weighing as its time.
 """
 
 import argparse
