@@ -256,6 +256,20 @@ def test_a_replayed_kernel_takes_the_shapes_of_the_only_identical_launch(tmp_pat
     assert longer.inferred_s == 0.0
 
 
+def test_a_graph_takes_its_shapes_from_an_eager_trace_of_the_same_work(tmp_path: Path, tilecast: Tilecast) -> None:
+    replayed = Made()
+    replayed.launch(5000.0, 99, name="cudaGraphLaunch")
+    replayed.kernel(GEMM, 5030.0, 40.0, 99, grid=[132, 1, 1], block=[128, 1, 1], **{"graph node id": 17})
+    replayed.kernel(ADD, 5080.0, 10.0, 99, grid=[99, 1, 1], block=[128, 1, 1], **{"graph node id": 18})  # on no such grid in the other
+    graph, eager = replayed.write(tmp_path / "graph.json"), plain().write(tmp_path / "eager.json")
+    assert diagnose(graph).priced_fraction == 0
+    found = tilecast("diagnose", graph, "--shapes", eager, "--json").json
+    assert (found["priced_fraction"], found["inferred_fraction"]) == (pytest.approx(0.8), pytest.approx(0.8))
+    row = found["kernels"][0]
+    assert (row["op"], row["calls"], row["inferred_calls"], row["in_graph"]) == ("aten::mm", 1, 1, True)
+    assert found["num_kernels"] == 2  # of the trace, not of the one that lends its shapes
+
+
 def test_engine_annotations_tell_the_requests_of_a_packed_batch(tmp_path: Path) -> None:
     found = requests_of("execute_15360_context_15(sq15360sk15360sqsq15728640sqsk15728640)_generation_0(sq0sk0sqsq0sqsk0)")
     assert found is not None and (found.num_context, found.tokens, found.kv_tokens, found.num_generation) == (15, 15360, 15360, 0)

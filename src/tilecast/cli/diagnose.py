@@ -30,13 +30,14 @@ EVERY_S = 2.0
 @click.option("--against", metavar="OTHER", help="Another run, a trace or a folder of them: explain the difference.")
 @click.option("--against-gpu", help="The other run's GPU [default: what its trace says].")
 @click.option("--names", metavar="FILE.toml", help="Further kernel names, tried before the package's own.")
+@click.option("--shapes", metavar="EAGER", help="A trace of the same work without CUDA graphs: identical launches take its shapes.")
 @click.option("--quantile", type=float, default=0.9, show_default=True, help="Of efficiency, for the ceiling.")
 @click.option("--all", "every", is_flag=True, help="Every kernel, not only the first dozen.")
 @click.option("--html", "html_path", metavar="FILE.html", help="Also write a page that needs nothing else.")
 @output_options
 def command(
-    traces: tuple[str, ...], gpu: str | None, against: str | None, against_gpu: str | None, names: str | None, quantile: float, every: bool,
-    html_path: str | None, as_json: bool, as_csv: bool, as_python: bool,
+    traces: tuple[str, ...], gpu: str | None, against: str | None, against_gpu: str | None, names: str | None, shapes: str | None, quantile: float,
+    every: bool, html_path: str | None, as_json: bool, as_csv: bool, as_python: bool,
 ) -> None:  # fmt: skip
     """Diagnose PyTorch-profiler (Kineto) traces: .json or .json.gz, one for each rank, or a folder of them.
 
@@ -45,10 +46,10 @@ def command(
     """
     page = target("--html", html_path, (".html", ".htm"))
     line = command_line(
-        "diagnose", *traces, gpu=gpu, against=against, against_gpu=against_gpu, names=names,
+        "diagnose", *traces, gpu=gpu, against=against, against_gpu=against_gpu, names=names, shapes=shapes,
         quantile=quantile if quantile != 0.9 else None, all=every, html=html_path,
     )  # fmt: skip
-    options = "".join(f", {name}={value!r}" for name, value in (("gpu", gpu), ("names", names)) if value is not None)
+    options = "".join(f", {name}={value!r}" for name, value in (("gpu", gpu), ("names", names), ("shapes", shapes)) if value is not None)
     options += f", quantile={quantile!r}" if quantile != 0.9 else ""
     python = f"import tilecast\ntilecast.diagnose({', '.join(map(repr, traces))}{options})"
     if as_python:
@@ -57,7 +58,7 @@ def command(
     for name in (gpu, against_gpu):
         if name is not None and (note := hardware.resolution_note(name)):
             say(note)
-    found = diagnose(*traces, gpu=gpu, names=names, quantile=quantile, progress=_progress)
+    found = diagnose(*traces, gpu=gpu, names=names, shapes=shapes, quantile=quantile, progress=_progress)
     other = diagnose(against, gpu=against_gpu, names=names, quantile=quantile, progress=_progress) if against is not None else None
     for each in (found, other):
         for sentence in each.partial_because if each is not None else ():
@@ -68,7 +69,8 @@ def command(
 
         compared = difference(found, other)
     report = diagnose_report(found, line, python, every=every, other=other, compared=compared, inputs={
-        "traces": list(traces), "gpu": gpu, "against": against, "against_gpu": against_gpu, "names": names, "quantile": quantile,
+        "traces": list(traces), "gpu": gpu, "against": against, "against_gpu": against_gpu, "names": names, "shapes": shapes,
+        "quantile": quantile,
     })  # fmt: skip
     if page is not None:
         from tilecast.report.renderers import diagnose_html

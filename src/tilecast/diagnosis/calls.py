@@ -117,14 +117,13 @@ def matched(trace: Trace, rules: Sequence[Rule]) -> Run:
     devices = np.array(events["device"])
     beside = _beside(starts, durations, devices, communicates)
     groups = _groups(trace, names, op_of, module_of, launched, is_graph, durations, beside)
-    inferred = _infer(groups)
     first = float(starts.min()) if count else 0.0
     order = np.argsort(starts, kind="stable")
     return Run(
         path=trace.path,
         rank=trace.rank,
         world_size=trace.world_size,
-        groups=inferred,
+        groups=groups,
         activity=Activity(
             start_s=(starts[order] - first) * MICROSECOND,
             end_s=(starts[order] + durations[order] - first) * MICROSECOND,
@@ -333,28 +332,37 @@ def _group(
     )
 
 
-def _infer(groups: list[CallGroup]) -> list[CallGroup]:
-    """Launches without an operator join the only group of the same kernel on the same grid, if they take as long."""
+def infer(groups: list[CallGroup], elsewhere: Sequence[CallGroup] = ()) -> list[CallGroup]:
+    """Launches without an operator take the only one that the same kernel on the same grid, as long, has here or `elsewhere`."""
     known: dict[Any, list[CallGroup]] = {}
-    for group in groups:
+    for group in (*groups, *elsewhere):
         if group.op is not None and group.op.has_shapes and group.grids:
-            known.setdefault((group.kernels[0], group.grids.get(group.kernels[0])), []).append(group)
+            known.setdefault(_launch(group), []).append(group)
+    here = {id(group) for group in groups}
     kept = []
     for group in groups:
-        alike = known.get((group.kernels[0], group.grids.get(group.kernels[0])), []) if group.op is None and group.grids else []
-        if len(alike) != 1 or group.collective is not None:
+        alike = known.get(_launch(group), []) if group.op is None and group.grids and group.collective is None else []
+        if len({one.op for one in alike}) != 1:
             kept.append(group)
             continue
-        twin = alike[0]
-        there, here = float(np.median(twin.durations_s)), float(np.median(group.durations_s))
-        if abs(here - there) > SAME_LENGTH * there:
+        twin = max(alike, key=lambda one: (id(one) in here, len(one.durations_s)))
+        usual, found = float(np.median(twin.durations_s)), float(np.median(group.durations_s))
+        if abs(found - usual) > SAME_LENGTH * usual:
             kept.append(group)
-            continue
-        twin.durations_s = np.concatenate([twin.durations_s, group.durations_s])
-        twin.beside_s += group.beside_s
-        twin.num_inferred += len(group.durations_s)
-        twin.inferred_s += group.total_s
+        elif id(twin) in here:
+            twin.durations_s = np.concatenate([twin.durations_s, group.durations_s])
+            twin.beside_s += group.beside_s
+            twin.num_inferred += len(group.durations_s)
+            twin.inferred_s += group.total_s
+        else:
+            group.op, group.requests, group.modules = twin.op, twin.requests, twin.modules
+            group.num_inferred, group.inferred_s = len(group.durations_s), group.total_s
+            kept.append(group)
     return kept
+
+
+def _launch(group: CallGroup) -> tuple[str, tuple[int, ...] | None]:
+    return group.kernels[0], group.grids.get(group.kernels[0])
 
 
 # ---- annotations of engines --------------------------------------------------------------------------------------

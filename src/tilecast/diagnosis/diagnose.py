@@ -1,7 +1,7 @@
 """A trace, diagnosed: every call set against prediction, ceiling and bound, and ranked by the time that better kernels would save."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 from tilecast import hardware
 from tilecast.diagnosis.advice import RunFacts, advise_run
 from tilecast.diagnosis.attention_pattern import unfused
-from tilecast.diagnosis.calls import CallGroup, Run, matched
+from tilecast.diagnosis.calls import CallGroup, Run, infer, matched
 from tilecast.diagnosis.ceiling import QUANTILE
 from tilecast.diagnosis.kernel_names import Rule, own_rules, read_rules
 from tilecast.diagnosis.rows import TOO_FAST, Pricer, Row, row_of
@@ -118,14 +118,19 @@ class Diagnosis:
 
 
 def diagnose(
-    *paths: str | Path, gpu: str | GpuSpec | None = None, names: str | Path | None = None, quantile: float = QUANTILE,
+    *paths: str | Path, gpu: str | GpuSpec | None = None, names: str | Path | None = None, shapes: str | Path | None = None,
+    quantile: float = QUANTILE,
     progress: Callable[[Path], Progress | None] | None = None,
 ) -> Diagnosis:  # fmt: skip
-    """What the traces of one run say: one file for each rank, or a folder of them. `names` is a file of further kernel names."""
+    """What the traces of one run say: one file for each rank, or a folder of them.
+
+    `names` is a file of further kernel names; `shapes` a trace of the same work without CUDA graphs, whose shapes identical launches take.
+    """
     if not 0.5 <= quantile < 1.0:
         raise InvalidInput(f"quantile = {quantile} must be at least 0.5 and below 1")
     rules = (*(read_rules(names) if names is not None else ()), *own_rules())
-    runs = [_run(path, rules, progress) for path in trace_files(tuple(map(str, paths)))]
+    elsewhere = _run(Path(shapes), rules, progress).groups if shapes is not None else ()
+    runs = [_run(path, rules, progress, elsewhere) for path in trace_files(tuple(map(str, paths)))]
     if not runs:
         raise InvalidInput("no trace is given")
     spec = _gpu(runs, gpu)
@@ -161,14 +166,15 @@ def diagnose(
     )
 
 
-def _run(path: Path, rules: Sequence[Rule], progress: Callable[[Path], Progress | None] | None) -> Run:
+def _run(path: Path, rules: Sequence[Rule], progress: Callable[[Path], Progress | None] | None, elsewhere: Sequence[CallGroup] = ()) -> Run:
     """One file, reduced to its calls before the next is opened."""
     trace = read_trace(path, progress(path) if progress is not None else None)
     if not len(trace.gpu_events):
         why = f"; {trace.truncated}" if trace.truncated else ""
         kept = f"{trace.num_events:,} events" + (f", {trace.num_dropped:,} of them kernels without a time" if trace.num_dropped else "")
         raise InvalidInput(f"{path} has no GPU events ({kept}{why}): record it with ProfilerActivity.CUDA, where a GPU is visible")
-    return matched(trace, rules)
+    run = matched(trace, rules)
+    return replace(run, groups=infer(run.groups, elsewhere))
 
 
 def _gpu(runs: Sequence[Run], asked: str | GpuSpec | None) -> GpuSpec:
