@@ -36,8 +36,8 @@ EVERY_S = 2.0
 @click.option("--html", "html_path", metavar="FILE.html", help="Also write a page that needs nothing else.")
 @output_options
 def command(
-    traces: tuple[str, ...], gpu: str | None, against: str | None, against_gpu: str | None, names: str | None, shapes: str | None, quantile: float,
-    every: bool, html_path: str | None, as_json: bool, as_csv: bool, as_python: bool,
+    traces: tuple[str, ...], gpu: str | None, against: str | None, against_gpu: str | None, names: str | None, shapes: str | None,
+    quantile: float, every: bool, html_path: str | None, as_json: bool, as_csv: bool, as_python: bool,
 ) -> None:  # fmt: skip
     """Diagnose PyTorch-profiler (Kineto) traces: .json or .json.gz, one for each rank, or a folder of them.
 
