@@ -46,7 +46,7 @@ def described(family: str, measured: pl.DataFrame) -> tuple[Examples, np.ndarray
     analytic_s, bound_s = (np.concatenate([part[column] for part in parts])[order] for column in (2, 3))
     size = len(order)
     data = Examples(
-        numbers=numbers, names=[{}], group_of=np.zeros(size, np.int64), binds=binds, gpu=np.array(measured["gpu"].to_list()),
+        numbers=numbers, timed=numbers, names=[{}], group_of=np.zeros(size, np.int64), binds=binds, gpu=np.array(measured["gpu"].to_list()),
         target=np.log(measured["measured"].to_numpy() / analytic_s), shape=np.zeros(size), weight=np.ones(size),
         rank=np.arange(size),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from tilecast.kernels.base import execution_of, priced
 from tilecast.kernels.registry import kernels
 from tilecast.learning.features import SIZES, launches
 
-LEFT_OUT_ROWS = 10_000  # a suite fits many times
+LEFT_OUT_ROWS, HELD_OUT_ROWS = 10_000, 8_000  # a suite fits many times; its intervals come from fits with fewer rows
 IDENTITY = ("gpu", "engine", "dtype", "identity", "timer", "cache")
 
 
@@ -63,7 +63,7 @@ class Learned:
         from tilecast.learning import recipes, training
 
         self.correction = None
-        settings = replace(recipes.settings_of(family), left_out_rows=LEFT_OUT_ROWS)
+        settings = replace(recipes.settings_of(family), left_out_rows=LEFT_OUT_ROWS, held_out_rows=HELD_OUT_ROWS)
         settings = replace(settings, shared_rows=self.shared_rows or settings.shared_rows)
         if family in SIZES and train.height:
             with suppress(MissingData):  # too few rows: physics alone

@@ -21,7 +21,7 @@ from tilecast.datasets import splits
 from tilecast.learning import training
 from tilecast.learning.calibration import Floats, Prior, Sites, joined, sites
 from tilecast.learning.correction import Correction
-from tilecast.learning.examples import Examples, examples
+from tilecast.learning.examples import BY_ROW, Examples, examples
 from tilecast.learning.features import COMMON, Launches
 from tilecast.learning.intervals import with_intervals
 
@@ -124,8 +124,7 @@ def _priced(family: str, found: list[tuple[str, str, str, Correction, Examples, 
 
 def _together(parts: Sequence[training.Tested]) -> training.Tested:
     """Rows of several GPUs, whose groups of names are numbered alike."""
-    arrays = ("numbers", "group_of", "binds", "gpu", "target", "shape", "weight", "rank")
-    joined_rows: dict[str, Any] = {name: np.concatenate([getattr(part.rows, name) for part in parts]) for name in arrays}
+    joined_rows: dict[str, Any] = {name: np.concatenate([getattr(part.rows, name) for part in parts]) for name in BY_ROW}
     rows = replace(parts[0].rows, **joined_rows)
     return training.Tested(rows, *(np.concatenate([getattr(part, name) for part in parts]) for name in ("predicted", "width")))
 

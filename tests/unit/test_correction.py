@@ -57,6 +57,7 @@ def by_hand(**changed: Any) -> Correction:
         shared=Trees(np.array([[LOG2_M]], np.int32), np.array([[8.0]], np.float32), np.array([[0.1, 0.3]], np.float32)),
         local=grove({"a100-sxm-80gb sglang 16-bit": one_leaf(0.05), "l40s sglang 16-bit": one_leaf(-0.05)}),
         carry=1.0,
+        as_timed=False,
         spread=grove({"seen": spread(1.0, 2.0), "unseen": spread(1.0, 2.0)}),
         quantile=QUANTILE,
         manifest={"scores": {}},

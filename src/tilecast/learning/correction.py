@@ -12,7 +12,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Correction:
     high: NDArray[np.float32]
     shared: Trees
     local: Grove  # by `forest_key`: what is special to a GPU, engine and number format
+    as_timed: bool  # whether the shared trees see launches in the state they are timed in
     carry: float  # how much of the shared trees holds on GPUs nobody measured, by leaving architectures out
     spread: Grove  # log of the error to expect: "seen" on GPUs with data, "unseen" on others
     quantile: NDArray[np.float64]  # (bases,): in units of that error, half the 80 % interval of log(measured / median)
@@ -73,9 +74,10 @@ class Correction:
         speaker = _speaker(self, gpu, tuple(launches.names.items()))
         is_lone = len(launches.numbers) == 1  # then plain numbers do, at a fraction of the cost
         numbers, group = (launches.numbers[0], launches.group.item()) if is_lone else (launches.numbers, launches.group)
+        timed = None if not self.as_timed or launches.timed is None else launches.timed[0] if is_lone else launches.timed
         beyond = self._beyond(numbers)
         fade = exp(-((maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
-        log_ratio = fade * (speaker.carry * speaker.forest.predict(numbers)) + (speaker.level if level is None else level)[group]
+        log_ratio = fade * (speaker.carry * speaker.trees(numbers, timed)) + (speaker.level if level is None else level)[group]
         log_ratio = clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
         basis = where(beyond > RANGE_SLACK, 1, 0) if speaker.basis == 0 else speaker.basis
         expected = self.quantile[basis] * exp(speaker.spread.predict(numbers))
@@ -141,11 +143,17 @@ def _untold(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], 
 class Speaker:
     """What of a correction speaks for one kernel on one GPU, whatever its sizes."""
 
-    forest: Forest
+    forest: Forest  # all that follow
+    shared: Forest
+    own: Forest
     spread: Forest  # log of the error to expect
     carry: float  # how much of the trees holds here
     level: NDArray[np.float64]
     basis: int  # of launches inside the training range: index into BASES
+
+    def trees(self, numbers: NDArray[np.float32], timed: NDArray[np.float32] | None) -> Any:
+        """`timed` is what shared trees see, where that is not `numbers`."""
+        return self.forest.predict(numbers) if timed is None else self.shared.predict(timed) + self.own.predict(numbers)
 
 
 @lru_cache(maxsize=1024)
@@ -156,11 +164,11 @@ def _speaker(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str],
     seen = gpu.id in correction.gpus and not gpu.overrides  # a what-if part was never measured
     basis = 0 if seen and known == gpu.id else 2 if gpu.arch in correction.archs else 3
     names = _in_its_engine(correction, names, known)
-    trees, spread = _forest(correction, names, known), _spread(correction, names, gpu.id if basis == 0 else None)
+    trees, spread = _forests(correction, names, known), _spread(correction, names, gpu.id if basis == 0 else None)
     if known is None:
-        return Speaker(trees, spread, correction.carry, np.zeros(len(GROUPS)), basis)
+        return Speaker(*trees, spread, correction.carry, np.zeros(len(GROUPS)), basis)
     level = correction.level[correction.gpus.index(known)].astype(np.float64)
-    return Speaker(trees, spread, 1.0, level, basis)
+    return Speaker(*trees, spread, 1.0, level, basis)
 
 
 def _in_its_engine(correction: Correction, names: dict[str, str], known: str | None) -> dict[str, str]:
@@ -171,11 +179,12 @@ def _in_its_engine(correction: Correction, names: dict[str, str], known: str | N
     return names
 
 
-def _forest(correction: Correction, names: Mapping[str, str], known: str | None) -> Forest:
-    """The trees that speak for these names: the shared ones, and those of `known` in the engine and number format named."""
+def _forests(correction: Correction, names: Mapping[str, str], known: str | None) -> tuple[Forest, Forest, Forest]:
+    """The trees that speak for these names: all, the shared ones, and those of `known` in the engine and number format named."""
     key = "" if known is None else forest_key(known, names)
     own = [correction.local.trees(key)] if key in correction.local else []
-    return forest([correction.shared, *own], len(correction.low), correction.flags(names))
+    folded = partial(forest, num_open=len(correction.low), known=correction.flags(names))
+    return folded([correction.shared, *own]), folded([correction.shared]), folded(own)
 
 
 def _spread(correction: Correction, names: Mapping[str, str], gpu: str | None) -> Forest:
@@ -245,6 +254,7 @@ def read(path: Path) -> Correction:
             gpus=tuple(index["gpus"]),
             archs=tuple(index["archs"]),
             carry=float(index["carry"]),
+            as_timed=bool(index.get("as_timed", False)),
             measured=index["measured"],
             shared=Trees(*(arrays[f"shared.{part}"] for part in TREES["shared"])),
             local=Grove(**{part: arrays[f"local.{part}"] for part in TREES["local"]}, where=index["local"]),
@@ -264,7 +274,7 @@ def write(correction: Correction, folder: Path) -> Path:
     path = folder / f"{correction.family}.safetensors"
     trees = {f"{name}.{part}": getattr(getattr(correction, name), part) for name, parts in TREES.items() for part in parts}
     arrays = trees | {name: getattr(correction, name) for name in ARRAYS}
-    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "carry", "measured")}
+    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "as_timed", "carry", "measured")}
     index |= {name: dict(getattr(correction, name).where) for name in ("local", "spread")}
     with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:  # so that a failure leaves what was there
         weights = Path(draft) / path.name

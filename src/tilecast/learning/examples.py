@@ -22,6 +22,7 @@ HELD_OUT_SEED = 1  # another one than the suites split with, so that their train
 FEWEST_ROWS = 200
 LARGEST_LOG = 3.0  # a row further than this from its analytic time teaches nothing
 IDENTITY = ("gpu", "engine", "dtype", "identity", "timer", "cache")
+BY_ROW = ("numbers", "timed", "group_of", "binds", "gpu", "target", "shape", "weight", "rank")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +30,7 @@ class Examples:
     """Rows ready to learn from: columns (N, F) before names, names, what binds, the GPU, log(measured / analytic), and the shape's hash."""
 
     numbers: NDArray[np.float32]
+    timed: NDArray[np.float32]  # the same, each row in the state it was timed in
     names: list[dict[str, str]]  # one per group
     group_of: NDArray[np.int64]  # row -> names
     binds: NDArray[np.int64]
@@ -39,7 +41,10 @@ class Examples:
     rank: NDArray[np.int64]  # at random among the rows of its GPU, engine, dtype and identity
 
     def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "Examples":
-        parts = {name: getattr(self, name)[chosen] for name in ("numbers", "group_of", "binds", "gpu", "target", "shape", "weight", "rank")}
+        parts = {
+            name: getattr(self, name)[chosen]
+            for name in ("numbers", "timed", "group_of", "binds", "gpu", "target", "shape", "weight", "rank")
+        }
         return replace(self, **parts)
 
 
@@ -81,6 +86,7 @@ def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int 
     weight = np.array([weights[tuple(map(str, key))] for key in table.select("gpu", "engine", "dtype").iter_rows()])
     every = Examples(
         numbers=np.concatenate([entry.numbers for entry, _ in parts]),
+        timed=np.concatenate([entry.as_timed for entry, _ in parts]),
         names=[entry.names for entry, _ in parts],
         group_of=np.repeat(np.arange(len(parts)), [part.height for _, part in parts]),
         binds=np.concatenate([entry.group for entry, _ in parts]),

@@ -21,8 +21,8 @@ from tilecast.learning.relations import relation_names, relations
 
 Matrix = NDArray[np.float32]
 
-# Launches are described as if timed this way, however they are: the same shape in another cache state is made up of other shares, and
-# trees would take the lab's habit for the shape's. What the state costs is in the analytic time.
+# Trees of one GPU see launches as if timed this way, however they are: the same shape in another cache state is made up of other shares,
+# and trees would take the lab's habit for the shape's. What the state costs is in the analytic time.
 DESCRIBED_AS = Protocol("profiler", "cold")
 SMALLEST_SHARE = 1e-3
 ALIGNMENTS = (8, 64, 256)
@@ -50,6 +50,11 @@ class Launches:
     numbers: Matrix
     names: dict[str, str]
     group: NDArray[np.int64]  # index into GROUPS
+    timed: Matrix | None = None  # the same numbers in the state they are timed in, where that is another than DESCRIBED_AS
+
+    @property
+    def as_timed(self) -> Matrix:
+        return self.numbers if self.timed is None else self.timed
 
 
 def number_names(family: str) -> list[str]:
@@ -69,8 +74,17 @@ STEPS = np.array(ALIGNMENTS, dtype=np.float64)[:, None]
 
 def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engine: str) -> Launches:
     """`found` is what the kernel costs under `protocol`."""
-    if protocol != DESCRIBED_AS:
-        found = priced(kernel, gpu, DESCRIBED_AS)
+    names = {name: str(getattr(kernel, name)) for name in _names_of(kernel.__class__)}
+    names["engine"] = engine
+    numbers, group = _described(kernel, gpu, found)
+    if protocol == DESCRIBED_AS:
+        return Launches(numbers, names, group)
+    described, group = _described(kernel, gpu, priced(kernel, gpu, DESCRIBED_AS))
+    return Launches(described, names, group, numbers)
+
+
+def _described(kernel: Any, gpu: GpuSpec, found: Priced) -> tuple[Matrix, NDArray[np.int64]]:
+    """(L, F) numbers, and what binds each launch."""
     time_s, busy = found.analytic_s, found.busy_s
     parts_s = [*(busy.get(name, 0.0) for name in PIPELINES), found.launch_s, found.bound_s]
     traffic = found.dram_bytes / cache_bytes(gpu)
@@ -88,9 +102,7 @@ def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engin
         numbers[len(COMMON) : aligned] = log2_sizes = np.log2(np.maximum(sizes, 1.0))
         numbers[aligned:related] = (sizes[:3, None, :] % STEPS == 0).reshape(-1, num_launches)
         numbers[related:] = relations(kernel.family, SIZES[kernel.family], sizes, log2_sizes, gpu)
-    names = {name: str(getattr(kernel, name)) for name in _names_of(kernel.__class__)}
-    names["engine"] = engine
-    return Launches(numbers.T, names, GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0)).reshape(-1))
+    return numbers.T, GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0)).reshape(-1)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Which rows teach which family, and the manifest that says so: from data sources to a shipped artifact."""
 
 from collections.abc import Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,11 @@ SOURCES = {
 }
 # Attention's kernels change their mind most often along a shape; elsewhere shallower or fewer trees say as much in half the bytes.
 DEEP = Settings(local_trees=400, local_depth=7, rows_per_slice=48_000)
-SETTINGS = {"attention_prefill": DEEP, "attention_decode": DEEP, "gemm": Settings(local_trees=400, local_depth=7, local_rate=0.2)}
+SETTINGS = {
+    "gemm": Settings(local_trees=400, local_depth=7, local_rate=0.2),
+    "attention_prefill": DEEP,
+    "attention_decode": replace(DEEP, shared_as_timed=True),
+}
 KERNEL = ("dtype", "identity")
 QUICK = Settings(shared_trees=60, local_trees=60, local_depth=6, rows_per_slice=400)
 

@@ -38,11 +38,13 @@ class Settings:
     shared_depth: int = 6
     shared_rate: float = 0.1
     shared_rows: int = 3_000  # of one GPU, engine, dtype and identity: all of them, equally
+    shared_as_timed: bool = False  # whether shared trees see rows in the state they were timed in: caches differ most between GPUs
     local_trees: int = 300
     local_depth: int = 6
     local_rate: float = 0.3
     rows_per_slice: int = 24_000
     bins: int = 128
+    held_out_rows: int = 48_000  # of a slice, for the fit that intervals of held-out shapes come from
     left_out_rows: int = 60_000  # for each of the fits that leave a die or an architecture out
 
 
@@ -104,7 +106,7 @@ def held_out(
         if is_test.all() or not is_test.any():
             raise MissingData(f"{family}: rows of so few shapes leave none to hold out; measure more shapes")
         say(f"{family}: fitting without {HELD_OUT:.0%} of the shapes")
-        without = fit_once(data.where(~is_test), family, settings, own)
+        without = fit_once(data.where(~is_test & (data.rank < settings.held_out_rows)), family, settings, own)
         found["interpolated"] = tested_on(without, data.where(is_test))
     data = data.where(data.rank < settings.shared_rows)
     data = data.where(np.arange(len(data.target)) % max(1, len(data.target) // settings.left_out_rows) == 0)
@@ -142,14 +144,16 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
     left = data.target - level[place, data.binds]
     named = flags(data, words)
     few = np.flatnonzero(data.rank < settings.shared_rows)
-    columns = np.concatenate([data.numbers[few], named[data.group_of[few]]], axis=1)
+    seen = data.timed if settings.shared_as_timed else data.numbers
+    columns = np.concatenate([seen[few], named[data.group_of[few]]], axis=1)
     shared = boost(columns, left[few], data.weight[few], settings.shared_trees, settings.shared_depth, settings.shared_rate, settings.bins)
     local = {}
     for key, rows in _own_rows(data, gpus if own is None else own).items():
         columns = np.concatenate([data.numbers[rows], named[data.group_of[rows]]], axis=1)
         trees = min(settings.local_trees, len(rows) // ROWS_PER_TREE)
         if trees:
-            here = left[rows] - shared.predict(columns)
+            everywhere = np.concatenate([seen[rows], named[data.group_of[rows]]], axis=1) if settings.shared_as_timed else columns
+            here = left[rows] - shared.predict(everywhere)
             local[key] = boost(columns, here, None, trees, settings.local_depth, settings.local_rate, settings.bins)
     return Correction(
         family=family,
@@ -163,6 +167,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
         shared=shared,
         local=grove(local),
         carry=1.0,
+        as_timed=settings.shared_as_timed,
         spread=grove({}),
         quantile=np.full(len(BASES), 0.3),
         manifest={},
@@ -193,7 +198,7 @@ def tested_on(correction: Correction, test: Examples) -> Tested:
     starts = np.flatnonzero(np.diff(test.group_of[order], prepend=-1))
     for rows in np.split(order, starts[1:]):
         if len(rows):
-            part = Launches(test.numbers[rows], test.names[test.group_of[rows[0]]], test.binds[rows])
+            part = Launches(test.numbers[rows], test.names[test.group_of[rows[0]]], test.binds[rows], test.timed[rows])
             found = correction.correct(part, hardware.gpu(str(test.gpu[rows[0]])))
             predicted[rows], width[rows] = found.log_ratio, found.width
     return Tested(test, predicted, width)
