@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast import hardware
+from tilecast import hardware, units
 from tilecast.diagnosis.advice import RunFacts, advise_run
 from tilecast.diagnosis.attention_pattern import unfused
 from tilecast.diagnosis.calls import CallGroup, Run, infer, matched
@@ -18,8 +18,10 @@ from tilecast.diagnosis.timeline import Timeline, mean_timeline, timeline
 from tilecast.diagnosis.trace_reader import Progress, read_trace, trace_files
 from tilecast.errors import InvalidInput, UnknownName
 from tilecast.hardware import GpuSpec
+from tilecast.markup import html_table
 
 SCHEMA = "tilecast.diagnose/1"
+MOST_SHOWN = 20  # rows in a notebook
 POINTWISE = ("elementwise", "concatenate", "reduction", "copy", "gather")
 
 
@@ -68,7 +70,7 @@ class Diagnosis:
         """Kernels that no rule names, longest first."""
         return tuple(sorted((row for row in self.rows if row.family == "unknown"), key=lambda row: -row.total_s))
 
-    def errors(self) -> dict[str, dict[str, float]]:
+    def errors(self) -> dict[str, dict[str, Any]]:
         """How far predictions are off, by Tilecast's family; every call weighs as its time."""
         found: dict[str, list[tuple[float, float]]] = {}
         for row in self.rows:
@@ -79,7 +81,7 @@ class Diagnosis:
                 "time_s": sum(weight for weight, _ in entries),
                 "mean_error_percent": 100 * sum(weight * abs(error) for weight, error in entries) / sum(weight for weight, _ in entries),
                 "bias_percent": 100 * sum(weight * error for weight, error in entries) / sum(weight for weight, _ in entries),
-                "shapes": float(len(entries)),
+                "shapes": len(entries),
             }
             for family, entries in sorted(found.items(), key=lambda item: -sum(weight for weight, _ in item[1]))
         }
@@ -97,6 +99,15 @@ class Diagnosis:
             "families": self.families(), "errors": self.errors(), "kernels": [row.to_dict() for row in self.rows],
             "unknown": [{"kernel": row.kernels[0], "calls": row.calls, "total_s": row.total_s} for row in self.unknown],
         }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        def times(row: Row) -> tuple[str, ...]:
+            return tuple(units.human("_s", value or 0.0) for value in (row.measured_s, row.ceiling_s, row.recoverable_s))
+
+        shown = [row for row in self.rows if row.is_priced][:MOST_SHOWN]
+        rows = [(row.op or row.kernel, row.shapes, str(row.calls), *times(row), row.advice) for row in shown]
+        header = ("operator", "shapes", "calls", "measured", "ceiling", "recoverable", "advice")
+        return html_table(f"{', '.join(Path(path).name for path in self.traces)} on {self.gpu.id}", header, rows)
 
     def families(self) -> list[dict[str, Any]]:
         """Time by what kernels do."""
