@@ -18,7 +18,7 @@ KNOWN = {
     "gemm": {*NEWEST_SGLANG.values(), *OWN_TILES, "triton"},
     "attention": set(IDENTITIES),
     "moe": set(IMPLEMENTATIONS),
-    **dict.fromkeys(COMMUNICATION, set(COLLECTIVE_IDENTITIES)),
+    **dict.fromkeys(COMMUNICATION, frozenset(COLLECTIVE_IDENTITIES)),
 }
 
 
