@@ -245,10 +245,17 @@ def _families(found: Diagnosis) -> Grid:
 
 
 def _unpriced(found: Diagnosis, every: bool) -> Grid:
-    missing = sorted((row for row in found.rows if not row.is_priced and row.family != "unknown"), key=lambda row: -row.total_s)
+    missing = found.unpriced()
     rows = [
-        (row.kernel, row.op, f"{row.calls:,}", seconds(row.total_s), percent(row.total_s, found.gpu_time_s), row.unpriced_because)
-        for row in _shown(missing, every)
+        (
+            entry["kernel"],
+            entry["op"],
+            f"{entry['calls']:,}",
+            seconds(entry["total_s"]),
+            f"{100 * entry['share_fraction']:.1f} %",
+            entry["because"],
+        )
+        for entry in (missing if every else missing[:MOST_SHOWN])
     ]
     columns = ("kernel", "operator", "calls", "time", "share", "because")
     return Grid(title="Named, not priced", columns=columns, rows=rows, right=frozenset({"calls", "time", "share"}))

@@ -70,6 +70,21 @@ class Diagnosis:
         """Kernels that no rule names, longest first."""
         return tuple(sorted((row for row in self.rows if row.family == "unknown"), key=lambda row: -row.total_s))
 
+    def unpriced(self) -> list[dict[str, Any]]:
+        """What is named and not priced, by kernel, operator and reason, longest first."""
+        found: dict[tuple[str, str, str], list[Row]] = {}
+        for row in self.rows:
+            if not row.is_priced and row.family != "unknown":
+                found.setdefault((row.kernel, row.op, row.unpriced_because), []).append(row)
+        entries = [
+            {
+                "kernel": kernel, "op": op, "because": because, "calls": sum(row.calls for row in rows),
+                "total_s": sum(row.total_s for row in rows), "share_fraction": sum(row.share_fraction for row in rows),
+            }
+            for (kernel, op, because), rows in found.items()
+        ]  # fmt: skip
+        return sorted(entries, key=lambda entry: -entry["total_s"])
+
     def errors(self) -> dict[str, dict[str, Any]]:
         """How far predictions are off, by Tilecast's family; every call weighs as its time."""
         found: dict[str, list[tuple[float, float]]] = {}
@@ -97,6 +112,7 @@ class Diagnosis:
             "recoverable_fraction": self.recoverable_s / self.gpu_time_s if self.gpu_time_s else 0.0, "graph_s": self.graph_s,
             "num_graph_launches": self.num_graph_launches, "findings": list(self.findings), "notes": list(self.notes),
             "families": self.families(), "errors": self.errors(), "kernels": [row.to_dict() for row in self.rows],
+            "unpriced": self.unpriced(),
             "unknown": [{"kernel": row.kernels[0], "calls": row.calls, "total_s": row.total_s} for row in self.unknown],
         }  # fmt: skip
 
