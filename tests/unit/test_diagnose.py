@@ -52,6 +52,17 @@ def test_metadata_may_stand_on_either_side_and_a_list_of_events_will_do(tmp_path
     assert diagnose(tmp_path / "list.json", gpu="h100-sxm").num_kernels == 8
 
 
+def test_words_of_older_profilers_are_understood(tmp_path: Path) -> None:
+    made = plain()
+    older = {"kernel": "Kernel", "cpu_op": "Operator", "cuda_runtime": "Runtime"}
+    for event in made.events:
+        event["cat"] = older[event["cat"]]
+        event["args"] = {name.replace("External id", "external id"): value for name, value in event["args"].items()}
+        del event["ph"]
+    found = diagnose(made.write(tmp_path / "t.json"))
+    assert (found.num_kernels, found.priced_fraction) == (8, 1.0)
+
+
 def test_a_trace_that_breaks_off_is_read_up_to_there_and_marked_partial(tmp_path: Path, tilecast: Tilecast) -> None:
     text = json.dumps(plain().document())
     (tmp_path / "cut.json").write_text(text[: len(text) * 3 // 5])
