@@ -267,6 +267,31 @@ def test_a_replayed_kernel_takes_the_shapes_of_the_only_identical_launch(tmp_pat
     assert longer.inferred_s == 0.0
 
 
+def test_a_kernel_between_the_same_neighbours_takes_their_operator(tmp_path: Path) -> None:
+    def layers(recorded_from: int, swap: bool = False) -> Made:
+        """Two products of one kernel and grid, of unlike shapes, told apart by what runs around them; the first layers are not recorded."""
+        made = Made()
+        for layer in range(8):
+            silu = ADD.replace("CUDAFunctor_add", "silu_kernel")
+            works = [("aten::mm", MM, GEMM), ("aten::add", SUM, ADD), ("aten::mm", [[256, 512], [512, 2048]], GEMM)]
+            works += [("aten::add", SUM, ADD), ("aten::silu", [[256, 1024]], silu)]
+            if swap and layer == 6:
+                works = [works[2], works[1], works[0], *works[3:]]
+            for place, (op, dims, kernel) in enumerate(works):
+                made.call(op, dims, kernel, 300.0 * layer + 60.0 * place, 40.0)
+                if layer < recorded_from:
+                    made.events[-1]["args"] = {name: made.events[-1]["args"][name] for name in ("device", "stream", "grid", "block")}
+        return made
+
+    found = diagnose(layers(3).write(tmp_path / "t.json"))
+    assert {(row.op, row.shapes): row.calls for row in found.rows if row.op == "aten::mm"} == {
+        ("aten::mm", "256x1024 1024x1024"): 7, ("aten::mm", "256x512 512x2048"): 7,  # all but the first layer, which has no neighbours
+    }  # fmt: skip
+    # Once the same neighbourhood has held either operator, it tells nothing.
+    found = diagnose(layers(3, swap=True).write(tmp_path / "t.json"))
+    assert sum(row.calls for row in found.rows if row.op == "aten::mm") == 10
+
+
 def test_a_graph_takes_its_shapes_from_an_eager_trace_of_the_same_work(tmp_path: Path, tilecast: Tilecast) -> None:
     replayed = Made()
     replayed.launch(5000.0, 99, name="cudaGraphLaunch")

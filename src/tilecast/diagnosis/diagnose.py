@@ -156,7 +156,7 @@ def diagnose(
     if not 0.5 <= quantile < 1.0:
         raise InvalidInput(f"quantile = {quantile} must be at least 0.5 and below 1")
     rules = (*(read_rules(names) if names is not None else ()), *own_rules())
-    elsewhere = _run(Path(shapes), rules, progress).groups if shapes is not None else ()
+    elsewhere = _run(Path(shapes), rules, progress) if shapes is not None else None
     runs = [_run(path, rules, progress, elsewhere) for path in trace_files(tuple(map(str, paths)))]
     if not runs:
         raise InvalidInput("no trace is given")
@@ -193,15 +193,15 @@ def diagnose(
     )
 
 
-def _run(path: Path, rules: Sequence[Rule], progress: Callable[[Path], Progress | None] | None, elsewhere: Sequence[CallGroup] = ()) -> Run:
+def _run(path: Path, rules: Sequence[Rule], progress: Callable[[Path], Progress | None] | None, elsewhere: Run | None = None) -> Run:
     """One file, reduced to its calls before the next is opened."""
     trace = read_trace(path, progress(path) if progress is not None else None)
     if not len(trace.gpu_events):
         why = f"; {trace.truncated}" if trace.truncated else ""
         kept = f"{trace.num_events:,} events" + (f", {trace.num_dropped:,} of them kernels without a time" if trace.num_dropped else "")
         raise InvalidInput(f"{path} has no GPU events ({kept}{why}): record it with ProfilerActivity.CUDA, where a GPU is visible")
-    run = matched(trace, rules)
-    return replace(run, groups=infer(run.groups, elsewhere))
+    run = matched(trace, rules, elsewhere.contexts if elsewhere is not None else None)
+    return replace(run, groups=infer(run.groups, elsewhere.groups if elsewhere is not None else ()))
 
 
 def _gpu(runs: Sequence[Run], asked: str | GpuSpec | None) -> GpuSpec:
