@@ -13,7 +13,7 @@ from tilecast.learning.correction import Correction
 from tilecast.learning.examples import examples
 from tilecast.learning.training import Settings, fit_once
 
-ROWS, SHARED_ROWS = 6000, 1000  # of one GPU, engine, dtype and identity: a suite fits six families for each GPU
+ROWS, SHARED_ROWS = 1500, 500  # of one GPU, engine, dtype and identity: a suite fits six families for each GPU
 
 
 def corrections_without(gpu: str, families: tuple[str, ...] = tuple(recipes.SOURCES), rows: int = ROWS) -> Mapping[str, Correction]:

@@ -158,6 +158,13 @@ def test_of_several_siblings_the_nearest_in_rates_lends() -> None:
     assert alone.stand_in(hardware.gpu("h20"), "16-bit cublas") is None  # a sixth of the tensor rate: another pipeline binds
 
 
+@pytest.mark.parametrize(("engine", "identity"), [("sglang", "cutlass"), ("trtllm", "None"), ("vllm", "cutlass")])
+def test_an_open_identity_is_what_the_engine_was_measured_with(engine: str, identity: str) -> None:
+    one = by_hand(gpus=("l40s",), measured={"l40s": {"fp8 cutlass": ["sglang"], "fp8 None": ["trtllm"]}})
+    asked = launches(SMALL, dtype="fp8", identity="cutlass", engine=engine)
+    assert one.named(asked, hardware.gpu("l40s")).names["identity"] == identity
+
+
 def test_a_kernel_measured_only_on_a_sibling_is_taken_from_there() -> None:
     one = by_hand(gpus=("h100-sxm", "h200-sxm"), measured={"h100-sxm": {"fp8 scaled_mm": [""]}, "h200-sxm": {"16-bit cublas": ["sglang"]}})
     assert one.stand_in(hardware.gpu("h200-sxm"), "fp8 scaled_mm") == "h100-sxm"

@@ -101,7 +101,7 @@ class Correction:
         return nearest.id if nearest is not None and distance(nearest) < FARTHEST else None
 
     def named(self, launches: Launches, gpu: GpuSpec) -> Launches:
-        """A question that left the identity open, put to the rows that do not tell theirs where no row has the one SGLang would run."""
+        """A question that left the identity open, put to the rows that do not tell theirs where none here has the one SGLang would run."""
         if not _untold(self, gpu, tuple(launches.names.items())):
             return launches
         return replace(launches, names={**launches.names, "identity": "None"})
@@ -134,9 +134,14 @@ def _ranges(correction: Correction) -> tuple[NDArray[np.float32], NDArray[np.flo
 
 @lru_cache(maxsize=1024)
 def _untold(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], ...]) -> bool:
-    """Whether only rows that do not tell their kernel speak for it here."""
-    told, untold = kernel_key(dict(asked)), kernel_key({**dict(asked), "identity": "None"})
-    return correction.stand_in(gpu, told) is None and correction.stand_in(gpu, untold) is not None
+    """Whether rows that do not tell their kernel speak for it: the one it would be was not measured here, or not in an engine with such."""
+    names = dict(asked)
+    told, untold = kernel_key(names), kernel_key({**names, "identity": "None"})
+    known, other = correction.stand_in(gpu, told), correction.stand_in(gpu, untold)
+    if known is None or other is None:
+        return other is not None
+    engine = names.get("engine")
+    return engine not in correction.measured[known][told] and engine in correction.measured[other][untold]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
 from tilecast.learning.correction import Correction, usable
-from tilecast.learning.features import SIZES, Launches, asked_names, launches
+from tilecast.learning.features import SIZES, asked_names, launches
 from tilecast.markup import html_table
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _predict_part(
         width: Floats | float = interval_width(kernel.family)
         basis = np.full(len(median_s), "analytic")
     else:
-        asked = Launches(asked.numbers, asked_names(kernel, gpu, asked.names), asked.group)
+        asked = replace(asked, names=asked_names(kernel, gpu, asked.names))
         asked = correction.named(asked, gpu) if kernel.identity is None else asked
         corrected = correction.correct(asked, gpu)
         median_s = np.maximum(median_s * np.exp(corrected.log_ratio), found.bound_s)
