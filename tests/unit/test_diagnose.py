@@ -52,6 +52,17 @@ def test_metadata_may_stand_on_either_side_and_a_list_of_events_will_do(tmp_path
     assert diagnose(tmp_path / "list.json", gpu="h100-sxm").num_kernels == 8
 
 
+def test_words_of_older_profilers_are_understood(tmp_path: Path) -> None:
+    made = plain()
+    older = {"kernel": "Kernel", "cpu_op": "Operator", "cuda_runtime": "Runtime"}
+    for event in made.events:
+        event["cat"] = older[event["cat"]]
+        event["args"] = {name.replace("External id", "external id"): value for name, value in event["args"].items()}
+        del event["ph"]
+    found = diagnose(made.write(tmp_path / "t.json"))
+    assert (found.num_kernels, found.priced_fraction) == (8, 1.0)
+
+
 def test_a_trace_that_breaks_off_is_read_up_to_there_and_marked_partial(tmp_path: Path, tilecast: Tilecast) -> None:
     text = json.dumps(plain().document())
     (tmp_path / "cut.json").write_text(text[: len(text) * 3 // 5])
@@ -256,6 +267,45 @@ def test_a_replayed_kernel_takes_the_shapes_of_the_only_identical_launch(tmp_pat
     assert longer.inferred_s == 0.0
 
 
+def test_a_kernel_between_the_same_neighbours_takes_their_operator(tmp_path: Path) -> None:
+    def layers(recorded_from: int, swap: bool = False) -> Made:
+        """Two products of one kernel and grid, of unlike shapes, told apart by what runs around them; the first layers are not recorded."""
+        made = Made()
+        for layer in range(8):
+            silu = ADD.replace("CUDAFunctor_add", "silu_kernel")
+            works = [("aten::mm", MM, GEMM), ("aten::add", SUM, ADD), ("aten::mm", [[256, 512], [512, 2048]], GEMM)]
+            works += [("aten::add", SUM, ADD), ("aten::silu", [[256, 1024]], silu)]
+            if swap and layer == 6:
+                works = [works[2], works[1], works[0], *works[3:]]
+            for place, (op, dims, kernel) in enumerate(works):
+                made.call(op, dims, kernel, 300.0 * layer + 60.0 * place, 40.0)
+                if layer < recorded_from:
+                    made.events[-1]["args"] = {name: made.events[-1]["args"][name] for name in ("device", "stream", "grid", "block")}
+        return made
+
+    found = diagnose(layers(3).write(tmp_path / "t.json"))
+    assert {(row.op, row.shapes): row.calls for row in found.rows if row.op == "aten::mm"} == {
+        ("aten::mm", "256x1024 1024x1024"): 7, ("aten::mm", "256x512 512x2048"): 7,  # all but the first layer, which has no neighbours
+    }  # fmt: skip
+    # Once the same neighbourhood has held either operator, it tells nothing.
+    found = diagnose(layers(3, swap=True).write(tmp_path / "t.json"))
+    assert sum(row.calls for row in found.rows if row.op == "aten::mm") == 10
+
+
+def test_a_graph_takes_its_shapes_from_an_eager_trace_of_the_same_work(tmp_path: Path, tilecast: Tilecast) -> None:
+    replayed = Made()
+    replayed.launch(5000.0, 99, name="cudaGraphLaunch")
+    replayed.kernel(GEMM, 5030.0, 40.0, 99, grid=[132, 1, 1], block=[128, 1, 1], **{"graph node id": 17})
+    replayed.kernel(ADD, 5080.0, 10.0, 99, grid=[99, 1, 1], block=[128, 1, 1], **{"graph node id": 18})  # on no such grid in the other
+    graph, eager = replayed.write(tmp_path / "graph.json"), plain().write(tmp_path / "eager.json")
+    assert diagnose(graph).priced_fraction == 0
+    found = tilecast("diagnose", graph, "--shapes", eager, "--json").json
+    assert (found["priced_fraction"], found["inferred_fraction"]) == (pytest.approx(0.8), pytest.approx(0.8))
+    row = found["kernels"][0]
+    assert (row["op"], row["calls"], row["inferred_calls"], row["in_graph"]) == ("aten::mm", 1, 1, True)
+    assert found["num_kernels"] == 2  # of the trace, not of the one that lends its shapes
+
+
 def test_engine_annotations_tell_the_requests_of_a_packed_batch(tmp_path: Path) -> None:
     found = requests_of("execute_15360_context_15(sq15360sk15360sqsq15728640sqsk15728640)_generation_0(sq0sk0sqsq0sqsk0)")
     assert found is not None and (found.num_context, found.tokens, found.kv_tokens, found.num_generation) == (15, 15360, 15360, 0)
@@ -406,6 +456,12 @@ def test_a_mixture_of_experts_is_read_off_the_grid_of_its_kernels(tmp_path: Path
         ("_ZN7ck_tile6kentryILi2ENS_16FmhaBwdDQDKDVKernelI", "FlashAttention", "attention_backward"),
         ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "NCCL", "collective"),
         ("void selective_scan_fwd_kernel<x>", "state space", "state space"),
+        ("void ck::kernel_moe_gemm_2lds<x>", "AITER / CK", "moe"),
+        ("void vllm::silu_mul_fp8_quant_deep_gemm_kernel", "quantisation", "quantize"),
+        ("void cutlass::device_kernel<cutlass::fmha::kernel::Sm100FmhaMlaKernelTmaWarpspecialized>", "FlashMLA and others", "mla"),
+        ("void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<x>", "custom all-reduce", "all_reduce"),
+        ("void r4d_gemm_w4a16_nt_m64_kernel<1, 1, false>", "another library", "gemm"),
+        ("void at::native::(anonymous namespace)::max_pool_forward_nchw<x>", "ATen", "pooling and sampling"),
         (ADD, "ATen", "elementwise"),
         ("Memcpy DtoH (Device -> Pinned)", "driver", "host copy"),
     ],
@@ -414,6 +470,10 @@ def test_kernels_are_recognised_by_name(name: str, library: str, family: str) ->
     rule = recognise(name, own_rules())
     assert rule is not None
     assert (rule.library, rule.family) == (library, family)
+
+
+def test_words_inside_other_words_name_nothing() -> None:
+    assert recognise("mul_broadcast_2d_kernel", own_rules()) is None  # no cast
 
 
 def test_short_names_keep_what_a_kernel_computes() -> None:

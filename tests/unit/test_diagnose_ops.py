@@ -348,6 +348,7 @@ def test_an_operator_is_the_kernel_its_shapes_make_it(tmp_path: Path, name: str)
         ("vllm::unified_attention", [[64, 8, 64], [64, 8, 64]], "fmhaSm100aKernel_x", None, "lengths of the requests"),
         ("vllm::unified_attention", [[64, 8, 64], [64, 8, 64]], "fmhaSm100aKernel_SlidingOrChunkedCausal", None, "sliding window"),
         ("aten::add", [[64, 32], [63, 32]], ADD, None, "do not go together"),
+        ("aten::my_own_op", [[64, 32]], ADD, None, "what aten::my_own_op makes of its shapes"),
         ("aten::conv3d", [[1, 3, 8, 8, 8], [4, 3, 3, 3, 3]], "implicit_convolve_sgemm", None, "not modelled"),
     ],
 )
@@ -380,6 +381,10 @@ def test_collectives_take_their_sizes_from_the_kernel_or_the_world(tmp_path: Pat
     row = row_of(tmp_path, "symm_mem::multimem_all_reduce_", [[5000], [], []], symmetric, metadata=world)
     assert row.sizes is not None
     assert (row.model, row.sizes["bytes"], row.sizes["num_gpus"], row.notes) == ("all_reduce", 10000, 4, ("among all 4 ranks",))
+    fused = "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<x>"
+    row = row_of(tmp_path, "sglang::flashinfer_allreduce_residual_rmsnorm", [[38, 7168], [38, 7168], [7168]], fused, metadata=world)
+    assert row.sizes is not None
+    assert (row.model, row.sizes["bytes"]) == ("all_reduce", 38 * 7168 * 2)
     row = row_of(tmp_path, "symm_mem::multimem_all_reduce_", [[5000], [], []], symmetric)
     assert row.unpriced_because == "the number of ranks is not in the trace"
     assert row_of(tmp_path, "c10d::allreduce_", [[]], NCCL).unpriced_because == "the size of the message is not in the trace"

@@ -249,6 +249,11 @@ def test_csv_has_a_line_for_each_kernel_and_python_the_same_call(tmp_path: Path,
     assert scope["found"].gpu.id == "a100-sxm-80gb"
 
 
+def test_a_notebook_shows_a_table(tmp_path: Path) -> None:
+    shown = diagnose(plain().write(tmp_path / "t.json"))._repr_html_()
+    assert "aten::mm" in shown and "t.json on h100-sxm" in shown
+
+
 def test_bad_options_are_refused(tmp_path: Path, tilecast: Tilecast) -> None:
     path = plain().write(tmp_path / "t.json")
     assert tilecast("diagnose", path, "--quantile", "1.5").code == 2

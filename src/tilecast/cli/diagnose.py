@@ -10,6 +10,7 @@ import click
 from tilecast import hardware, units
 from tilecast.cli.files import target, write_whole
 from tilecast.cli.output import command_line, emit, output_options, say
+from tilecast.diagnosis.ceiling import MEANINGS
 from tilecast.diagnosis.diagnose import Diagnosis, diagnose
 from tilecast.diagnosis.rows import Row
 from tilecast.report import Grid, Report, versions
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tilecast.diagnosis.difference import Difference
 
 MOST_SHOWN = 12
-MOST_PARTS = 3  # of a gap, in a table
+LEAST_PART = 0.02  # of a call, for a part of the gap to get a column
 LARGE_BYTES = 16 << 20  # of a file, from which on its reading is reported
 EVERY_S = 2.0
 
@@ -29,13 +30,14 @@ EVERY_S = 2.0
 @click.option("--against", metavar="OTHER", help="Another run, a trace or a folder of them: explain the difference.")
 @click.option("--against-gpu", help="The other run's GPU [default: what its trace says].")
 @click.option("--names", metavar="FILE.toml", help="Further kernel names, tried before the package's own.")
+@click.option("--shapes", metavar="EAGER", help="A trace of the same work without CUDA graphs: identical launches take its shapes.")
 @click.option("--quantile", type=float, default=0.9, show_default=True, help="Of efficiency, for the ceiling.")
 @click.option("--all", "every", is_flag=True, help="Every kernel, not only the first dozen.")
 @click.option("--html", "html_path", metavar="FILE.html", help="Also write a page that needs nothing else.")
 @output_options
 def command(
-    traces: tuple[str, ...], gpu: str | None, against: str | None, against_gpu: str | None, names: str | None, quantile: float, every: bool,
-    html_path: str | None, as_json: bool, as_csv: bool, as_python: bool,
+    traces: tuple[str, ...], gpu: str | None, against: str | None, against_gpu: str | None, names: str | None, shapes: str | None,
+    quantile: float, every: bool, html_path: str | None, as_json: bool, as_csv: bool, as_python: bool,
 ) -> None:  # fmt: skip
     """Diagnose PyTorch-profiler (Kineto) traces: .json or .json.gz, one for each rank, or a folder of them.
 
@@ -44,10 +46,10 @@ def command(
     """
     page = target("--html", html_path, (".html", ".htm"))
     line = command_line(
-        "diagnose", *traces, gpu=gpu, against=against, against_gpu=against_gpu, names=names,
+        "diagnose", *traces, gpu=gpu, against=against, against_gpu=against_gpu, names=names, shapes=shapes,
         quantile=quantile if quantile != 0.9 else None, all=every, html=html_path,
     )  # fmt: skip
-    options = "".join(f", {name}={value!r}" for name, value in (("gpu", gpu), ("names", names)) if value is not None)
+    options = "".join(f", {name}={value!r}" for name, value in (("gpu", gpu), ("names", names), ("shapes", shapes)) if value is not None)
     options += f", quantile={quantile!r}" if quantile != 0.9 else ""
     python = f"import tilecast\ntilecast.diagnose({', '.join(map(repr, traces))}{options})"
     if as_python:
@@ -56,7 +58,7 @@ def command(
     for name in (gpu, against_gpu):
         if name is not None and (note := hardware.resolution_note(name)):
             say(note)
-    found = diagnose(*traces, gpu=gpu, names=names, quantile=quantile, progress=_progress)
+    found = diagnose(*traces, gpu=gpu, names=names, shapes=shapes, quantile=quantile, progress=_progress)
     other = diagnose(against, gpu=against_gpu, names=names, quantile=quantile, progress=_progress) if against is not None else None
     for each in (found, other):
         for sentence in each.partial_because if each is not None else ():
@@ -67,7 +69,8 @@ def command(
 
         compared = difference(found, other)
     report = diagnose_report(found, line, python, every=every, other=other, compared=compared, inputs={
-        "traces": list(traces), "gpu": gpu, "against": against, "against_gpu": against_gpu, "names": names, "quantile": quantile,
+        "traces": list(traces), "gpu": gpu, "against": against, "against_gpu": against_gpu, "names": names, "shapes": shapes,
+        "quantile": quantile,
     })  # fmt: skip
     if page is not None:
         from tilecast.report.renderers import diagnose_html
@@ -102,8 +105,8 @@ def diagnose_report(
     compared: "Difference | None" = None,
 ) -> Report:  # fmt: skip
     payload = {**found.to_dict(), "answer": answer(found), "inputs": inputs, "versions": versions()}
-    grids = [_headline(found), _findings(found), _ranks(found), _recoverable(found, every), _advice(found, every), _families(found)]
-    grids += [_unpriced(found, every), _unknown(found, every), _notes(found)]
+    grids = [_headline(found), _findings(found), _ranks(found), _recoverable(found, every), _advice(found, every), _gaps(found, every)]
+    grids += [_families(found), _unpriced(found, every), _unknown(found, every), _notes(found)]
     if compared is not None and other is not None:
         payload["against"] = {"gpu": other.gpu.id, "traces": list(other.traces), **compared.to_dict()}
         grids += [_difference(compared), _work(compared, every), _sentences(compared)]
@@ -209,14 +212,24 @@ def _recoverable(found: Diagnosis, every: bool) -> Grid:
 
 
 def _advice(found: Diagnosis, every: bool) -> Grid:
-    rows = [(str(place), row.advice, _gap(row)) for place, row in enumerate(_shown(ranked(found), every), 1)]
-    return Grid(title="What to do about them", columns=("#", "advice", "above the bound"), rows=rows, spare=("above the bound",))
+    rows = [(str(place), row.advice) for place, row in enumerate(_shown(ranked(found), every), 1)]
+    return Grid(title="What to do about them", columns=("#", "advice"), rows=rows)
 
 
-def _gap(row: Row) -> str:
-    """The largest parts of what lies between bound and measured."""
-    largest = sorted((part for part in row.parts if part[1] > 0), key=lambda part: -part[1])[:MOST_PARTS]
-    return ", ".join(f"{name} {seconds(value)}" for name, value in largest)
+def _gaps(found: Diagnosis, every: bool) -> Grid:
+    """One call of each: from the bound, part by part, to what was measured."""
+    shown = _shown(ranked(found), every)
+    names = [name for name in MEANINGS if any(abs(dict(row.parts).get(name, 0.0)) > LEAST_PART * row.measured_s for row in shown)]
+    rows = [
+        (str(place), seconds(row.bound_s), *(_part(dict(row.parts).get(name)) for name in names), seconds(row.measured_s))
+        for place, row in enumerate(shown, 1)
+    ]
+    columns = ("#", "bound", *names, "measured")
+    return Grid(title="What they are made of, one call", columns=columns, rows=rows, right=frozenset(columns[1:]))
+
+
+def _part(value: float | None) -> str:
+    return "" if value is None else f"{'-' if value < 0 else ''}{units.human('_s', abs(value))}"
 
 
 def _families(found: Diagnosis) -> Grid:
@@ -232,10 +245,17 @@ def _families(found: Diagnosis) -> Grid:
 
 
 def _unpriced(found: Diagnosis, every: bool) -> Grid:
-    missing = sorted((row for row in found.rows if not row.is_priced and row.family != "unknown"), key=lambda row: -row.total_s)
+    missing = found.unpriced()
     rows = [
-        (row.kernel, row.op, f"{row.calls:,}", seconds(row.total_s), percent(row.total_s, found.gpu_time_s), row.unpriced_because)
-        for row in _shown(missing, every)
+        (
+            entry["kernel"],
+            entry["op"],
+            f"{entry['calls']:,}",
+            seconds(entry["total_s"]),
+            f"{100 * entry['share_fraction']:.1f} %",
+            entry["because"],
+        )
+        for entry in (missing if every else missing[:MOST_SHOWN])
     ]
     columns = ("kernel", "operator", "calls", "time", "share", "because")
     return Grid(title="Named, not priced", columns=columns, rows=rows, right=frozenset({"calls", "time", "share"}))

@@ -3,12 +3,13 @@
 A call is what one operator ran on the GPU: its main kernel and the helpers around it. Equal calls (same operator and shapes, same kernels,
 same launch shape) make a group. A kernel belongs to the operator whose External id it carries, else to the innermost one that was running
 on the launching thread. Kernels replayed from a CUDA graph carry the operator that launched the graph, which says nothing about them:
-they, and kernels whose operator was not recorded, get the shapes of an identical launch elsewhere in the trace where there is exactly one.
+they, and kernels whose operator was not recorded, get the operator of an identical launch elsewhere: the same kernel between the same
+neighbours, or the only operator that launches it on the same grid, and as long.
 """
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,8 @@ PRIORITY = (
     "conv2d_wgrad",
     "gemm",
 )  # which of an operator's kernels is the main one
+NEIGHBOURS = 5  # kernels on either side that make a neighbourhood
+WEIGHT = 0x9E3779B97F4A7C15  # an odd number whose powers are spread over 64 bits
 SAME_LENGTH = 0.2  # an identical launch takes as long, within this share
 MICROSECOND = 1e-6
 SKEW_US = 1.0  # by which a kernel may start before its launch and nobody wonders
@@ -57,6 +60,7 @@ class CallGroup:
     collective: tuple[str, ...] | None
     num_bytes: int  # of a copy; -1: none
     requests: Requests | None
+    context_op: Op | None  # without an operator of its own: that of the same kernel between the same neighbours
     in_graph: bool  # replayed from a graph, and no identical launch elsewhere
     durations_s: Floats
     helper_s: float = 0.0
@@ -95,10 +99,11 @@ class Run:
     with_stack: bool
     has_shapes: bool
     truncated: str
+    contexts: Mapping[int, Op | None]  # neighbourhood of a kernel -> its operator; None: several
 
 
-def matched(trace: Trace, rules: Sequence[Rule]) -> Run:
-    """The calls of a trace, grouped."""
+def matched(trace: Trace, rules: Sequence[Rule], elsewhere: Mapping[int, Op | None] | None = None) -> Run:
+    """The calls of a trace, grouped. `elsewhere` are the contexts of another run of the same work."""
     events = trace.gpu_events
     count = len(events)
     names = [recognise(name, rules) for name in trace.kernel_names.values]
@@ -116,15 +121,19 @@ def matched(trace: Trace, rules: Sequence[Rule]) -> Run:
     communicates = communicating[np.array(events["name"], dtype=np.int64)] if count else np.zeros(0, bool)
     devices = np.array(events["device"])
     beside = _beside(starts, durations, devices, communicates)
-    groups = _groups(trace, names, op_of, module_of, launched, is_graph, durations, beside)
-    inferred = _infer(groups)
+    contexts: dict[int, Op | None] = {}
+    guesses: dict[int, Op] = {}
+    for keys in (_neighbourhoods(trace, starts, devices, with_grid) for with_grid in (True, False)):  # what tells more comes first
+        contexts |= _contexts(trace, keys, op_of)
+        guesses = _guesses(trace, names, keys, op_of, [contexts, elsewhere or {}]) | guesses
+    groups = _groups(trace, names, op_of, module_of, launched, is_graph, durations, beside, guesses)
     first = float(starts.min()) if count else 0.0
     order = np.argsort(starts, kind="stable")
     return Run(
         path=trace.path,
         rank=trace.rank,
         world_size=trace.world_size,
-        groups=inferred,
+        groups=groups,
         activity=Activity(
             start_s=(starts[order] - first) * MICROSECOND,
             end_s=(starts[order] + durations[order] - first) * MICROSECOND,
@@ -144,6 +153,7 @@ def matched(trace: Trace, rules: Sequence[Rule]) -> Run:
         with_stack=trace.with_stack,
         has_shapes=any(op.has_shapes for op in trace.op_values.values),
         truncated=trace.truncated,
+        contexts=contexts,
     )
 
 
@@ -235,12 +245,57 @@ def _beside(starts: Floats, durations: Floats, devices: np.ndarray, communicates
     return found
 
 
+def _neighbourhoods(trace: Trace, starts: Floats, devices: np.ndarray, with_grid: bool) -> np.ndarray:
+    """One number for each event: which kernels, and on which grids, run on its stream around it; 0 at the ends of a stream."""
+    events = trace.gpu_events
+    shapes = [*(shape[0] for shape in trace.shapes.values), None]  # the last one stands for -1
+    pairs = list(zip(events["name"], events["shape"], strict=True))
+    numbers = {pair: hash((trace.kernel_names.values[pair[0]], shapes[pair[1]] if with_grid else "")) for pair in set(pairs)}
+    codes = np.array([numbers[pair] for pair in pairs], dtype=np.int64).astype(np.uint64)
+    found = np.zeros(len(pairs), dtype=np.uint64)
+    streams = np.array(events["stream"])
+    width = 2 * NEIGHBOURS + 1
+    weights = np.array([pow(WEIGHT, power, 2**64) for power in range(1, width + 1)], dtype=np.uint64)
+    for device, stream in {*zip(devices.tolist(), streams.tolist(), strict=True)}:
+        mine = np.flatnonzero((devices == device) & (streams == stream))
+        mine = mine[np.argsort(starts[mine], kind="stable")]
+        if len(mine) >= width:
+            windows = np.lib.stride_tricks.sliding_window_view(codes[mine], width)
+            found[mine[NEIGHBOURS : len(mine) - NEIGHBOURS]] = np.bitwise_or((windows * weights).sum(axis=1, dtype=np.uint64), np.uint64(1))
+    return found
+
+
+def _contexts(trace: Trace, keys: np.ndarray, op_of: np.ndarray) -> dict[int, Op | None]:
+    """Of every neighbourhood in which a kernel has an operator with shapes: that operator, if it is always the same."""
+    found: dict[int, Op | None] = {}
+    for key, place in zip(keys.tolist(), op_of.tolist(), strict=True):
+        if key and place >= 0:
+            op = trace.op_values.values[trace.ops["op"][place]]
+            if op.has_shapes:
+                found[key] = op if found.get(key, op) == op else None
+    return found
+
+
+def _guesses(
+    trace: Trace, names: Sequence[Rule | None], keys: np.ndarray, op_of: np.ndarray, known: Sequence[Mapping[int, Op | None]]
+) -> dict[int, Op]:
+    """Events without an operator whose neighbourhood tells one; helpers are left out, for they are part of another's call."""
+    found: dict[int, Op] = {}
+    for number in np.flatnonzero((op_of < 0) & (keys != 0)).tolist():
+        rule = names[trace.gpu_events["name"][number]]
+        if rule is not None and not rule.helper and not rule.communicates:
+            op = next((one[int(keys[number])] for one in known if int(keys[number]) in one), None)
+            if op is not None:
+                found[number] = op
+    return found
+
+
 # ---- grouping ----------------------------------------------------------------------------------------------------
 
 
 def _groups(
     trace: Trace, names: Sequence[Rule | None], op_of: np.ndarray, module_of: np.ndarray, launched: Floats, is_graph: np.ndarray,
-    durations: Floats, beside: Floats,
+    durations: Floats, beside: Floats, guesses: Mapping[int, Op],
 ) -> list[CallGroup]:  # fmt: skip
     """Calls put together by what they are."""
     events = trace.gpu_events
@@ -262,7 +317,7 @@ def _groups(
         distinct = (kinds[0], *sorted(set(kinds[1:]) - {kinds[0]}))
         op_number = trace.ops["op"][op] if op >= 0 else -1
         num_bytes = events["bytes"][main] if events["kind"][main] else -1
-        key = (op_number, distinct, events["extra"][main], num_bytes, requests, bool(is_graph[main]))
+        key = (op_number, distinct, events["extra"][main], num_bytes, requests, bool(is_graph[main]), guesses.get(main))
         times, helpers, besides, modules = gathered.setdefault(key, ([], [], [], Counter()))
         times.append(sum(durations[part] for part in parts))
         helpers.append(sum(durations[part] for part in parts[1:]))
@@ -314,7 +369,7 @@ def _group(
     besides: list[float],
     modules: Counter[str],
 ) -> CallGroup:
-    op, distinct, extra, num_bytes, requests, in_graph = key
+    op, distinct, extra, num_bytes, requests, in_graph, context_op = key
     kernels = tuple(dict.fromkeys(trace.kernel_names.values[name] for name, _ in distinct))
     grids = {trace.kernel_names.values[name]: trace.shapes.values[shape][0] for name, shape in distinct if shape >= 0}
     return CallGroup(
@@ -325,6 +380,7 @@ def _group(
         collective=trace.extras.values[extra] if extra >= 0 else None,
         num_bytes=num_bytes,
         requests=requests,
+        context_op=context_op,
         in_graph=in_graph,
         durations_s=np.array(times) * MICROSECOND,
         helper_s=sum(helpers) * MICROSECOND,
@@ -333,28 +389,42 @@ def _group(
     )
 
 
-def _infer(groups: list[CallGroup]) -> list[CallGroup]:
-    """Launches without an operator join the only group of the same kernel on the same grid, if they take as long."""
-    known: dict[Any, list[CallGroup]] = {}
-    for group in groups:
-        if group.op is not None and group.op.has_shapes and group.grids:
-            known.setdefault((group.kernels[0], group.grids.get(group.kernels[0])), []).append(group)
+def infer(groups: list[CallGroup], elsewhere: Sequence[CallGroup] = ()) -> list[CallGroup]:
+    """Launches without an operator take that of an identical one, here or `elsewhere`, if they last as long."""
+    by_grid: dict[Any, list[CallGroup]] = {}
+    by_op: dict[Any, list[CallGroup]] = {}
+    for group in (*groups, *elsewhere):
+        if group.op is not None and group.op.has_shapes:
+            by_op.setdefault((group.kernels[0], group.op), []).append(group)
+            if group.grids:
+                by_grid.setdefault(_launch(group), []).append(group)
+    here = {id(group) for group in groups}
     kept = []
     for group in groups:
-        alike = known.get((group.kernels[0], group.grids.get(group.kernels[0])), []) if group.op is None and group.grids else []
-        if len(alike) != 1 or group.collective is not None:
+        alike: list[CallGroup] = []
+        if group.op is None and group.collective is None:
+            alike = by_op.get((group.kernels[0], group.context_op), []) or (by_grid.get(_launch(group), []) if group.grids else [])
+        if len({one.op for one in alike}) != 1:
             kept.append(group)
             continue
-        twin = alike[0]
-        there, here = float(np.median(twin.durations_s)), float(np.median(group.durations_s))
-        if abs(here - there) > SAME_LENGTH * there:
+        twin = max(alike, key=lambda one: (id(one) in here, len(one.durations_s)))
+        usual, found = float(np.median(twin.durations_s)), float(np.median(group.durations_s))
+        if abs(found - usual) > SAME_LENGTH * usual:
             kept.append(group)
-            continue
-        twin.durations_s = np.concatenate([twin.durations_s, group.durations_s])
-        twin.beside_s += group.beside_s
-        twin.num_inferred += len(group.durations_s)
-        twin.inferred_s += group.total_s
+        elif id(twin) in here:
+            twin.durations_s = np.concatenate([twin.durations_s, group.durations_s])
+            twin.beside_s += group.beside_s
+            twin.num_inferred += len(group.durations_s)
+            twin.inferred_s += group.total_s
+        else:
+            group.op, group.requests, group.modules = twin.op, twin.requests, twin.modules
+            group.num_inferred, group.inferred_s = len(group.durations_s), group.total_s
+            kept.append(group)
     return kept
+
+
+def _launch(group: CallGroup) -> tuple[str, tuple[int, ...] | None]:
+    return group.kernels[0], group.grids.get(group.kernels[0])
 
 
 # ---- annotations of engines --------------------------------------------------------------------------------------

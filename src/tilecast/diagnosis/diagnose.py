@@ -1,16 +1,16 @@
 """A trace, diagnosed: every call set against prediction, ceiling and bound, and ranked by the time that better kernels would save."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilecast import hardware
+from tilecast import hardware, units
 from tilecast.diagnosis.advice import RunFacts, advise_run
 from tilecast.diagnosis.attention_pattern import unfused
-from tilecast.diagnosis.calls import CallGroup, Run, matched
+from tilecast.diagnosis.calls import CallGroup, Run, infer, matched
 from tilecast.diagnosis.ceiling import QUANTILE
 from tilecast.diagnosis.kernel_names import Rule, own_rules, read_rules
 from tilecast.diagnosis.rows import TOO_FAST, Pricer, Row, row_of
@@ -18,8 +18,10 @@ from tilecast.diagnosis.timeline import Timeline, mean_timeline, timeline
 from tilecast.diagnosis.trace_reader import Progress, read_trace, trace_files
 from tilecast.errors import InvalidInput, UnknownName
 from tilecast.hardware import GpuSpec
+from tilecast.markup import html_table
 
 SCHEMA = "tilecast.diagnose/1"
+MOST_SHOWN = 20  # rows in a notebook
 POINTWISE = ("elementwise", "concatenate", "reduction", "copy", "gather")
 
 
@@ -68,7 +70,22 @@ class Diagnosis:
         """Kernels that no rule names, longest first."""
         return tuple(sorted((row for row in self.rows if row.family == "unknown"), key=lambda row: -row.total_s))
 
-    def errors(self) -> dict[str, dict[str, float]]:
+    def unpriced(self) -> list[dict[str, Any]]:
+        """What is named and not priced, by kernel, operator and reason, longest first."""
+        found: dict[tuple[str, str, str], list[Row]] = {}
+        for row in self.rows:
+            if not row.is_priced and row.family != "unknown":
+                found.setdefault((row.kernel, row.op, row.unpriced_because), []).append(row)
+        entries = [
+            {
+                "kernel": kernel, "op": op, "because": because, "calls": sum(row.calls for row in rows),
+                "total_s": sum(row.total_s for row in rows), "share_fraction": sum(row.share_fraction for row in rows),
+            }
+            for (kernel, op, because), rows in found.items()
+        ]  # fmt: skip
+        return sorted(entries, key=lambda entry: -entry["total_s"])
+
+    def errors(self) -> dict[str, dict[str, Any]]:
         """How far predictions are off, by Tilecast's family; every call weighs as its time."""
         found: dict[str, list[tuple[float, float]]] = {}
         for row in self.rows:
@@ -79,7 +96,7 @@ class Diagnosis:
                 "time_s": sum(weight for weight, _ in entries),
                 "mean_error_percent": 100 * sum(weight * abs(error) for weight, error in entries) / sum(weight for weight, _ in entries),
                 "bias_percent": 100 * sum(weight * error for weight, error in entries) / sum(weight for weight, _ in entries),
-                "shapes": float(len(entries)),
+                "shapes": len(entries),
             }
             for family, entries in sorted(found.items(), key=lambda item: -sum(weight for weight, _ in item[1]))
         }
@@ -95,8 +112,18 @@ class Diagnosis:
             "recoverable_fraction": self.recoverable_s / self.gpu_time_s if self.gpu_time_s else 0.0, "graph_s": self.graph_s,
             "num_graph_launches": self.num_graph_launches, "findings": list(self.findings), "notes": list(self.notes),
             "families": self.families(), "errors": self.errors(), "kernels": [row.to_dict() for row in self.rows],
+            "unpriced": self.unpriced(),
             "unknown": [{"kernel": row.kernels[0], "calls": row.calls, "total_s": row.total_s} for row in self.unknown],
         }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        def times(row: Row) -> tuple[str, ...]:
+            return tuple(units.human("_s", value or 0.0) for value in (row.measured_s, row.ceiling_s, row.recoverable_s))
+
+        shown = [row for row in self.rows if row.is_priced][:MOST_SHOWN]
+        rows = [(row.op or row.kernel, row.shapes, str(row.calls), *times(row), row.advice) for row in shown]
+        header = ("operator", "shapes", "calls", "measured", "ceiling", "recoverable", "advice")
+        return html_table(f"{', '.join(Path(path).name for path in self.traces)} on {self.gpu.id}", header, rows)
 
     def families(self) -> list[dict[str, Any]]:
         """Time by what kernels do."""
@@ -118,14 +145,19 @@ class Diagnosis:
 
 
 def diagnose(
-    *paths: str | Path, gpu: str | GpuSpec | None = None, names: str | Path | None = None, quantile: float = QUANTILE,
+    *paths: str | Path, gpu: str | GpuSpec | None = None, names: str | Path | None = None, shapes: str | Path | None = None,
+    quantile: float = QUANTILE,
     progress: Callable[[Path], Progress | None] | None = None,
 ) -> Diagnosis:  # fmt: skip
-    """What the traces of one run say: one file for each rank, or a folder of them. `names` is a file of further kernel names."""
+    """What the traces of one run say: one file for each rank, or a folder of them.
+
+    `names` is a file of further kernel names; `shapes` a trace of the same work without CUDA graphs, whose shapes identical launches take.
+    """
     if not 0.5 <= quantile < 1.0:
         raise InvalidInput(f"quantile = {quantile} must be at least 0.5 and below 1")
     rules = (*(read_rules(names) if names is not None else ()), *own_rules())
-    runs = [_run(path, rules, progress) for path in trace_files(tuple(map(str, paths)))]
+    elsewhere = _run(Path(shapes), rules, progress) if shapes is not None else None
+    runs = [_run(path, rules, progress, elsewhere) for path in trace_files(tuple(map(str, paths)))]
     if not runs:
         raise InvalidInput("no trace is given")
     spec = _gpu(runs, gpu)
@@ -161,14 +193,15 @@ def diagnose(
     )
 
 
-def _run(path: Path, rules: Sequence[Rule], progress: Callable[[Path], Progress | None] | None) -> Run:
+def _run(path: Path, rules: Sequence[Rule], progress: Callable[[Path], Progress | None] | None, elsewhere: Run | None = None) -> Run:
     """One file, reduced to its calls before the next is opened."""
     trace = read_trace(path, progress(path) if progress is not None else None)
     if not len(trace.gpu_events):
         why = f"; {trace.truncated}" if trace.truncated else ""
         kept = f"{trace.num_events:,} events" + (f", {trace.num_dropped:,} of them kernels without a time" if trace.num_dropped else "")
         raise InvalidInput(f"{path} has no GPU events ({kept}{why}): record it with ProfilerActivity.CUDA, where a GPU is visible")
-    return matched(trace, rules)
+    run = matched(trace, rules, elsewhere.contexts if elsewhere is not None else None)
+    return replace(run, groups=infer(run.groups, elsewhere.groups if elsewhere is not None else ()))
 
 
 def _gpu(runs: Sequence[Run], asked: str | GpuSpec | None) -> GpuSpec:

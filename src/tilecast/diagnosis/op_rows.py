@@ -23,6 +23,13 @@ from tilecast.workloads.aten import POINTWISE, REDUCTIONS
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne", "logical_not", "logical_and", "logical_or", "isnan", "isinf")
 WRITES_ONLY = ("fill", "zero", "zeros", "ones", "full", "arange", "normal", "uniform", "random", "bernoulli", "exponential")
+NOT_SAME_SIZE = frozenset(
+    "arange empty empty_like expand_copy repeat slice_backward select_backward constant_pad_nd scalar_tensor stack cat".split()
+)  # pointwise operators whose result is not as large as what they take
+SAME_SIZE = frozenset(POINTWISE) - NOT_SAME_SIZE | frozenset(
+    "copy_from contiguous floor_divide remainder fmod softplus elu hardswish hardsigmoid mish log1p expm1 floor ceil round trunc isin "
+    "bitwise_xor log2 exp2 square logical_xor nan_to_num atan2 hypot clip relu6 celu selu softshrink hardshrink dropout erfinv acos".split()
+)
 SECTOR_BYTES = 32  # DRAM gives no less
 
 
@@ -134,6 +141,8 @@ def _pointwise(group: CallGroup) -> Any:
         return _pass(group, [], broadcast(given[:1]), element_bytes_of(given[0]))
     if name in REDUCTIONS:
         return _reduction(group)
+    if name not in SAME_SIZE and name not in COMPARISONS:
+        raise Unpriced(f"what {group.op.name if group.op is not None else name} makes of its shapes is not modelled")
     shape = broadcast(given)
     operands = [tensor for tensor in given if tensor.shape]  # numbers are tensors without dimensions
     width = 1.0 if name in COMPARISONS else max((element_bytes_of(tensor) for tensor in operands or given), default=4.0)

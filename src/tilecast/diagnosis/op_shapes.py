@@ -48,7 +48,7 @@ def launch_of(group: CallGroup, world_size: int | None = None) -> Launch:
     if group.op is None:
         raise Unpriced("in a CUDA graph, whose kernels carry no shapes" if group.in_graph else "its operator is not in the trace")
     if not group.op.has_shapes:
-        raise Unpriced("the trace has no shapes: record it with record_shapes=True")
+        raise Unpriced(f"{group.op.name} has no shapes in the trace (record_shapes=True)")
     rule = FAMILIES.get(family)
     if rule is None:
         raise Unpriced(f"no model of {family}")
@@ -83,7 +83,7 @@ def _gemm(group: CallGroup) -> Any:
         left, weight = given[0], given[1]
         return Gemm(
             m=math.prod(left.shape[:-1]), n=weight.shape[0], k=left.shape[-1], bias=len(tensors(group.op)) > 2,
-            dtype=_matrix_format(group, left, weight), identity=_gemm_identity(group),
+            dtype=_matrix_format(group, left, weight), identity=_identity(group),
         )  # fmt: skip
     if name in ("mm", "bmm", "matmul", "_int_mm", "_scaled_mm", "mv", "dot"):
         return _product(group, given if name not in ("mv", "dot") else [t for t in tensors(group.op) if t.shape])
@@ -96,9 +96,7 @@ def _product(group: CallGroup, given: Sequence[Tensor], bias: bool = False) -> A
     n = right.shape[-1] if len(right.shape) > 1 else 1
     if right.shape[-2 if len(right.shape) > 1 else 0] != k:
         raise Unpriced(f"a product of {left.shape} and {right.shape} is none")
-    return Gemm(
-        m=m, n=n, k=k, batch=math.prod(batches), bias=bias, dtype=_matrix_format(group, left, right), identity=_gemm_identity(group)
-    )
+    return Gemm(m=m, n=n, k=k, batch=math.prod(batches), bias=bias, dtype=_matrix_format(group, left, right), identity=_identity(group))
 
 
 def _product_with_result(group: CallGroup, given: Sequence[Tensor]) -> Any:
@@ -114,10 +112,10 @@ def _product_with_result(group: CallGroup, given: Sequence[Tensor]) -> Any:
     if not found:
         raise Unpriced(f"the sizes of the product are not in the shapes of {group.op.name if group.op else 'its operator'}")
     _, _, m, n, k, left, right = min(found, key=lambda entry: entry[:2])
-    return Gemm(m=m, n=n, k=k, dtype=_matrix_format(group, left, right), identity=_gemm_identity(group))
+    return Gemm(m=m, n=n, k=k, dtype=_matrix_format(group, left, right), identity=_identity(group))
 
 
-def _gemm_identity(group: CallGroup) -> str | None:
+def _identity(group: CallGroup) -> str | None:
     assert group.rule is not None
     return group.rule.identity
 
@@ -201,7 +199,7 @@ def _packed(group: CallGroup, given: Sequence[Tensor]) -> Any:
     causal = "causal" in group.kernels[0].lower() or _true_scalar(group)
     if asked is not None and asked.num_generation == 0 and asked.num_context * asked.squares == asked.tokens**2 == tokens**2:
         kv_tokens = asked.kv_tokens if asked.kv_tokens is not None else asked.tokens
-        notes = () if asked.kv_tokens is not None else ("no cached prefix, as the annotation has none",)
+        notes = () if asked.kv_tokens is not None else ("taken to have no cached prefix",)
         batch = asked.num_context
         return _fused(group, batch, tokens // batch, kv_tokens // batch, heads, kv_heads, width, query, causal, notes)
     starts = [tensor.shape[0] for tensor in given[2:] if len(tensor.shape) == 1 and tensor.dtype in ("int", "long int", "long")]
@@ -270,16 +268,11 @@ def _moe(group: CallGroup) -> Any:
         if w2.shape[0] == experts and w2.shape[1] == hidden and routed:
             return Moe(
                 num_tokens=flat[0].shape[0], hidden_size=hidden, inter_size=w2.shape[2], num_experts=experts, topk=routed[0].shape[1],
-                gated=wide == 2 * w2.shape[2], dtype=_matrix_format(group, flat[0], w13), identity=_moe_identity(group),
+                gated=wide == 2 * w2.shape[2], dtype=_matrix_format(group, flat[0], w13), identity=_identity(group),
             )  # fmt: skip
     if len(flat) >= 2 and any(_TRTLLM_GEN.match(kernel) for kernel in group.kernels):
         return _trtllm_moe(group, flat)
     raise Unpriced(f"the experts' sizes are not in the shapes of {group.op.name if group.op else 'its operator'}")
-
-
-def _moe_identity(group: CallGroup) -> str | None:
-    assert group.rule is not None
-    return group.rule.identity
 
 
 def _trtllm_moe(group: CallGroup, flat: Sequence[Tensor]) -> Any:

@@ -237,7 +237,7 @@ def _events(text: _Text, trace: Trace) -> None:
     while True:
         found = text.value()
         trace.num_events += 1
-        if isinstance(found, dict) and found.get("ph") == "X":
+        if isinstance(found, dict) and found.get("ph", "X") == "X":
             keep(found)
         if between := BETWEEN_EVENTS.match(text.buffer, text.place):  # nearly always; the rest of the loop is for the edges of a piece
             text.place = between.end()

@@ -42,7 +42,7 @@ def page(report: Report) -> str:
     body += [
         "<h2>Every kernel</h2>",
         _details(f"The {min(len(found['kernels']), MOST_ROWS)} that matter most", pages.table(_every(found))),
-        _details("Named, but not priced", pages.table(_unpriced(found))) if _unpriced(found).rows else "",
+        _details("Named, but not priced", pages.table(_unpriced(found))) if found["unpriced"] else "",
         _details("Unknown kernels", pages.table(_unknown(found))) if found["unknown"] else "",
         "<h2>What it rests on</h2>",
         _made_by(report),
@@ -243,11 +243,9 @@ def _every(found: Mapping[str, Any]) -> Grid:
 
 
 def _unpriced(found: Mapping[str, Any]) -> Grid:
-    missing = [row for row in found["kernels"] if not row["is_priced"] and row["family"] != "unknown"]
-    missing.sort(key=lambda row: -row["total_s"])
     rows = [
-        (row["kernel"], row["op"], f"{row['calls']:,}", seconds(row["total_s"]), percent(row["share_fraction"]), row["unpriced_because"])
-        for row in missing[:MOST_ROWS]
+        (entry["kernel"], entry["op"], f"{entry['calls']:,}", seconds(entry["total_s"]), percent(entry["share_fraction"]), entry["because"])
+        for entry in found["unpriced"][:MOST_ROWS]
     ]
     columns = ("kernel", "operator", "calls", "time", "share", "because")
     return Grid(columns=columns, rows=rows, right=frozenset({"calls", "time", "share"}))
