@@ -1,13 +1,12 @@
 """Served models under load: measured TTFT and TPOT of aggregated deployments, beside AIConfigurator's predictions for the same points."""
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from benchmarks.accuracy.left_out import corrections_without
 from benchmarks.accuracy.peer_tables import Share, errors, parquet, plain, scored, share, spearman
 from benchmarks.accuracy.progress import say
 from benchmarks.accuracy.result import Result, Suite
@@ -37,8 +36,10 @@ ARCHITECTURES: Mapping[str, str] = {
 }
 DENSE = ("qwen3-32b", "llama-70b", "llama-8b")
 CONSTANTS_FROM = ("llama-8b", "qwen3-32b")  # on H200: the only points from which constants may be taken
-OURS, PHYSICS, UNSEEN = "tilecast", "tilecast, physics alone", "tilecast, without the point's GPU"
+OURS, PHYSICS = "tilecast", "tilecast, physics alone"
 QUICK = 40  # every so many points
+PriceOn = Callable[[str], Any]  # GPU -> what prices kernels there
+PRICES: Mapping[str, PriceOn] = {OURS: lambda _: predict_kernel, PHYSICS: lambda _: partial(predict_kernel, learned=False)}
 GROUP = ("model", "gpu", "engine", "isl", "osl")
 NEAR = ("isl", "osl", "concurrency", "tp")
 
@@ -89,26 +90,19 @@ def nearest_point(aic: pl.DataFrame) -> pl.DataFrame:
     return pl.concat(frames).select(aic.columns)
 
 
-def ours(aic: pl.DataFrame, quick: bool) -> tuple[pl.DataFrame, list[Mapping[str, object]]]:
-    """Our own answers, with and without what was learned, and as if a point's GPU had never been measured (not in a quick run: that takes
-    many fits); and why there are none. Labels are means: that is what the points show from which constants may be taken."""
+def ours(aic: pl.DataFrame, quick: bool, prices: Mapping[str, PriceOn]) -> tuple[pl.DataFrame, list[Mapping[str, object]]]:
+    """Our own answers, by name of the predictor, and why the first has none. Labels are means: that is what the points show from which
+    constants may be taken (docs/serving.md)."""
     asked = points(aic).sort("gpu", maintain_order=True)
     asked = asked.gather_every(QUICK) if quick else asked
     frames, refused = [], list[Mapping[str, object]]()
-    prices: dict[str, Callable[[str], Any]] = {
-        OURS: lambda _: predict_kernel,
-        PHYSICS: lambda _: partial(predict_kernel, learned=False),
-        UNSEEN: lru_cache(maxsize=1)(lambda gpu: partial(predict_kernel, corrections=corrections_without(gpu))),
-    }
     for name, price_on in prices.items():
-        if quick and name == UNSEEN:
-            continue
         rows = []
         for number, row in enumerate(asked.to_dicts()):
             if not number % 500:
                 say(f"  {name}: {number:,} of {asked.height:,} served points")
             found = answer(row, price_on(row["gpu"]))
-            if found["why"] and name == OURS:
+            if found["why"] and name == next(iter(prices)):
                 refused.append({**row, "why": found["why"]})
             rows += [{"id": row["id"], "metric": metric, "ours": found.get(f"{metric}_mean")} for metric in PREDICTED]
         frame = pl.DataFrame(rows, schema={"id": pl.String, "metric": pl.String, "ours": pl.Float64})
@@ -129,7 +123,7 @@ def run(quick: bool) -> Result:
     measured = cases()
     everywhere = peer(measured)
     aggregated = everywhere.filter(pl.col("mode") == "agg")
-    mine, refused = ours(aggregated, quick)
+    mine, refused = ours(aggregated, quick, PRICES)
     predictions = pl.concat([mine, aggregated, scaled_peer(aggregated), nearest_point(aggregated)])
     allowed = (pl.col("gpu") == "h200-sxm") & pl.col("architecture").is_in(CONSTANTS_FROM)
     from_tables = pl.col("db_mode") == "SILICON"
