@@ -24,7 +24,7 @@ def corrections_without(gpu: str, families: tuple[str, ...] = tuple(recipes.SOUR
         others = recipes.training_rows(family, ()).filter(pl.col("gpu").cast(pl.String) != gpu)
         settings: Settings = replace(recipes.settings_of(family), rows_per_slice=rows, shared_rows=min(rows, SHARED_ROWS))
         try:
-            data = examples(others, family, rows_per_slice=settings.rows_per_slice)
+            data = examples(others, family, rows_per_slice=settings.rows_per_slice, most_host=settings.most_host)
         except MissingData:  # nobody else has rows of this family: physics alone
             continue
         found[family] = fit_once(data, family, settings, own=tuple(other for other in same_die(gpu) if other != gpu))

@@ -23,9 +23,10 @@ def rows(count: int, seed: int) -> Rows:
     numbers = random.normal(size=(count, len(number_names("gemm")))).astype(np.float32)
     numbers[:, number_names("gemm").index("share bound")] = -3.0
     examples = Examples(
-        numbers=numbers, names=[{"dtype": "bf16", "identity": "cublas", "engine": "vllm"}], group_of=np.zeros(count, np.int64),
+        numbers=numbers, timed=numbers, names=[{"dtype": "bf16", "identity": "cublas", "engine": "vllm"}],
+        group_of=np.zeros(count, np.int64),
         binds=random.integers(0, len(GROUPS), count), gpu=np.full(count, "l40s"), target=SLOWER + 0.03 * random.normal(size=count),
-        shape=np.zeros(count), weight=np.ones(count), timing=["graph rotated"], rank=np.arange(count),
+        shape=np.zeros(count), weight=np.ones(count), rank=np.arange(count),
     )  # fmt: skip
     return Rows("gemm", examples, np.zeros(count), np.full(count, 0.35))
 

@@ -13,6 +13,7 @@ from tilecast import hardware
 from tilecast.datasets.schema import conform, schema
 from tilecast.errors import InvalidInput, MissingData, UnknownName
 from tilecast.execution import Protocol
+from tilecast.execution import constants as machine_constants
 from tilecast.kernels.base import priced
 from tilecast.kernels.gemm import Gemm
 from tilecast.learning import training
@@ -31,6 +32,7 @@ MISALIGNED = 1.3  # what an n that is no multiple of 64 costs
 NOISE = 0.03
 COLD = Protocol("profiler", "cold")
 TINY = Settings(shared_trees=60, shared_depth=3, local_trees=30, local_depth=3, bins=32)
+HOST_S = machine_constants().host_event_s
 HEADER = "family,gpu,dtype,m,n,k,measured_s\n"
 
 
@@ -371,3 +373,20 @@ def test_the_carry_is_the_share_that_leaves_the_least_error() -> None:
     # predictions twice as large as the truth on every GPU: half of them is exactly right
     rows = examples(synthetic(60), "gemm", rows_per_slice=1000)
     assert training.best_carry(training.Tested(rows, 2 * rows.target, np.ones(len(rows.target)))) == 0.5
+
+
+def test_rows_that_tell_about_the_host_teach_nothing_of_a_kernel() -> None:
+    rows = synthetic(600, noise=0.0).with_columns(timer=pl.lit("event").cast(pl.Categorical))
+    every = examples(rows, "gemm", rows_per_slice=1000)
+    few = examples(rows, "gemm", rows_per_slice=1000, most_host=0.2)
+    share = every.numbers[:, number_names("gemm").index("share launch")]
+    assert 200 <= len(few.target) < len(every.target) == rows.height and share.max() > np.log(0.5)
+    event_s = np.concatenate(
+        [
+            predict_kernel(
+                Gemm(m=part["m"].to_numpy(), n=part["n"].to_numpy(), k=part["k"].to_numpy()), gpu, timer="event", learned=False
+            ).analytic_s
+            for gpu, part in ((gpu, rows.filter(pl.col("gpu").cast(pl.String) == gpu)) for gpu in FACTOR)
+        ]
+    )
+    assert len(few.target) == np.count_nonzero(event_s >= 5 * HOST_S)

@@ -80,9 +80,7 @@ def _groups(columns: dict[str, list[Any]], num_rows: int) -> dict[tuple[Any, ...
     empty = [name for name in columns if name not in keys]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for row in range(num_rows):
-        batch = columns["batch"][row] if "batch" in columns and columns["family"][row] == "gemm" else None
-        is_batched = isinstance(batch, int | float) and batch > 1  # another kernel than a single product
-        key = (*(columns[name][row] for name in keys), *(columns[name][row] is None for name in empty), is_batched)
+        key = (*(columns[name][row] for name in keys), *(columns[name][row] is None for name in empty))
         groups.setdefault(key, []).append(row)
     return groups
 

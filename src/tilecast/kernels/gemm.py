@@ -92,8 +92,12 @@ class Gemm:
         )
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
-        """What the newest SGLang would run; of batched products no row tells."""
-        return NEWEST_SGLANG.get(self.dtype) if np.min(self.batch) <= 1 else None
+        """What the newest SGLang would run."""
+        return NEWEST_SGLANG.get(self.dtype)
+
+    def unnamed(self) -> Any:
+        """Which launches no row tells the kernel of: batched products."""
+        return np.greater(self.batch, 1)
 
     def _quantise_s(self, size: dict[str, Any], gpu: GpuSpec, protocol: Protocol) -> Any:
         """16-bit activations made narrow first: a profiler times the product alone, a graph or an event the whole call."""

@@ -12,7 +12,7 @@ from tilecast import hardware
 from tilecast.datasets.schema import SHAPES
 from tilecast.datasets.splits import _uniform
 from tilecast.errors import InvalidInput, MissingData, SpecError
-from tilecast.execution import Priced, Protocol
+from tilecast.execution import Priced, Protocol, constants
 from tilecast.kernels.base import priced
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.features import Launches, launches
@@ -48,8 +48,17 @@ class Examples:
         return replace(self, **parts)
 
 
-def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int = SEED, price: Callable[..., Priced] = priced) -> Examples:
-    """Schema rows to examples: capped per slice, with their analytic account; rows the model refuses are left out."""
+def examples(
+    rows: pl.DataFrame,
+    family: str,
+    *,
+    rows_per_slice: int,
+    most_host: float = 1.0,
+    seed: int = SEED,
+    price: Callable[..., Priced] = priced,
+) -> Examples:
+    """Schema rows to examples: capped per slice, with their analytic account; rows the model refuses are left out, and those timed by
+    events of which the host takes more than `most_host`: they tell about the host."""
     record = kernel_record(family)
     known = {entry.name for entry in fields(record)}
     parameters = [name for name in SHAPES[family] if name in known]
@@ -77,6 +86,15 @@ def examples(rows: pl.DataFrame, family: str, *, rows_per_slice: int, seed: int 
             analysis = price(built, gpu, protocol)
         except (InvalidInput, SpecError):
             continue
+        if protocol.timer == "event":
+            is_kernel = np.broadcast_to(constants().host_event_s <= most_host * np.asarray(analysis.analytic_s), part.height)
+            if not is_kernel.all():
+                part = part.filter(is_kernel)
+                if not part.height:
+                    continue
+                arguments |= {name: part[name].to_numpy() for name in numeric if first[name] is not None}
+                built = record(dtype=first["dtype"], **arguments)
+                analysis = price(built, gpu, protocol)
         measured = part.with_columns(pl.Series("_analytic", np.broadcast_to(analysis.analytic_s, part.height)))
         parts.append((launches(built, gpu, analysis, protocol, first["engine"] or ""), measured))
     if not parts:

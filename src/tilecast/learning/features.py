@@ -56,6 +56,9 @@ class Launches:
     def as_timed(self) -> Matrix:
         return self.numbers if self.timed is None else self.timed
 
+    def where(self, rows: NDArray[np.bool_]) -> "Launches":
+        return Launches(self.numbers[rows], self.names, self.group[rows], None if self.timed is None else self.timed[rows])
+
 
 def number_names(family: str) -> list[str]:
     """The columns of `Launches.numbers`; a family that is not in SIZES has the common ones alone."""

@@ -31,7 +31,7 @@ SOURCES = {
 DEEP = Settings(local_trees=400, local_depth=7, rows_per_slice=48_000)
 SETTINGS = {
     "gemm": Settings(local_trees=400, local_depth=7, local_rate=0.2),
-    "attention_prefill": DEEP,
+    "attention_prefill": replace(DEEP, most_host=0.2),
     "attention_decode": replace(DEEP, shared_as_timed=True),
 }
 KERNEL = ("dtype", "identity")

@@ -39,6 +39,7 @@ class Settings:
     shared_rate: float = 0.1
     shared_rows: int = 3_000  # of one GPU, engine, dtype and identity: all of them, equally
     shared_as_timed: bool = False  # whether shared trees see rows in the state they were timed in: caches differ most between GPUs
+    most_host: float = 1.0  # share of the host in a row timed by events, above which it teaches nothing of the kernel
     local_trees: int = 300
     local_depth: int = 6
     local_rate: float = 0.3
@@ -63,7 +64,7 @@ def fit(
     `bases` are those whose intervals and scores are wanted, `own` the GPUs that get trees of their own (all, if not said).
     """
     settings = settings or Settings()
-    data = examples(rows, family, rows_per_slice=settings.rows_per_slice)
+    data = examples(rows, family, rows_per_slice=settings.rows_per_slice, most_host=settings.most_host)
     say(f"{family}: {len(data.target):,} rows on {len(set(data.gpu))} GPUs")
     tested = held_out(data, family, settings, bases, own, say)
     carry = best_carry(tested["unseen-generation"]) if "unseen-generation" in tested else 1.0

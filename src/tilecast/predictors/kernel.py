@@ -15,8 +15,8 @@ from tilecast.execution import Analysis, Once, Protocol
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
-from tilecast.learning.correction import Correction, usable
-from tilecast.learning.features import SIZES, asked_names, launches
+from tilecast.learning.correction import Corrected, Correction, usable
+from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
 
 if TYPE_CHECKING:
@@ -143,9 +143,7 @@ def _predict_part(
         width: Floats | float = interval_width(kernel.family)
         basis = np.full(len(median_s), "analytic")
     else:
-        asked = replace(asked, names=asked_names(kernel, gpu, asked.names))
-        asked = correction.named(asked, gpu) if kernel.identity is None else asked
-        corrected = correction.correct(asked, gpu)
+        corrected = _corrected(correction, kernel, gpu, asked)
         median_s = np.maximum(median_s * np.exp(corrected.log_ratio), found.bound_s)
         width, basis = corrected.width, corrected.basis
     if profile is not None:
@@ -155,6 +153,23 @@ def _predict_part(
         median_s = np.maximum(median_s * np.exp(shift), found.bound_s)
     factor = np.exp(width)
     return _Part(found.analysis, median_s, np.maximum(median_s / factor, found.bound_s), median_s * factor, basis)
+
+
+def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
+    """Under the kernel's name or, left open, under what rows call it; launches that no row has a name for are asked about as such."""
+    named = replace(asked, names=asked_names(kernel, gpu, asked.names))
+    if kernel.identity is not None:
+        return correction.correct(named, gpu)
+    named = correction.named(named, gpu)
+    is_unnamed = np.broadcast_to(kernel.unnamed() if hasattr(kernel, "unnamed") else False, len(asked.group))
+    if not is_unnamed.any():
+        return correction.correct(named, gpu)
+    unnamed = replace(asked, names={**named.names, "identity": "None"})
+    if is_unnamed.all():
+        return correction.correct(unnamed, gpu)
+    one, other = correction.correct(named.where(~is_unnamed), gpu), correction.correct(unnamed.where(is_unnamed), gpu)
+    places = np.argsort(np.argsort(is_unnamed, kind="stable"))
+    return Corrected(*(np.concatenate([getattr(one, name), getattr(other, name)])[places] for name in ("log_ratio", "width", "basis")))
 
 
 def _opened(profile: "Profile | str | Path", gpu: GpuSpec, learned: bool) -> "Profile | None":
