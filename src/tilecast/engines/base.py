@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,10 @@ class Host:
     reserved_bytes: float
 
 
+# Between two uses of a layer's weights or its KV cache lies the rest of the model; other operands were just written.
+READ_FROM_DRAM = MappingProxyType(dict.fromkeys(("gemm", "attention_decode", "mla_decode", "moe", "embedding"), "cold"))
+
+
 class Quantiser(NamedTuple):
     """The kernel that narrows activations before a product."""
 
@@ -71,10 +76,10 @@ class Engine:
     expert_format: Callable[[GpuSpec, str], str]  # (GPU, quantisation of the weights) -> that of the product
     fused: "Callable[[Engine, Situation], Mapping[str, str]]"  # an operation, its role or its quantiser -> the kernel that does it too
     token_budget: "Callable[[Engine, GpuSpec, bool], int]"  # (GPU, is offline) -> tokens of a step while prompts are waiting
-    cache: Mapping[str, str]  # kernel family -> what L2 holds of its operands; warm where not named
     quantisers: Mapping[str, Quantiser]  # quantisation -> what makes its activations
     gemm: Callable[[GpuSpec, str], str | None] = NO_IDENTITY  # (GPU, quantisation) -> identity
     experts: Callable[[GpuSpec, str], str | None] = NO_IDENTITY
+    cache: Mapping[str, str] = READ_FROM_DRAM  # kernel family -> what L2 holds of its operands; warm where not named
     settings: Mapping[str, float] = field(default_factory=dict)  # facts and host constants that somebody set otherwise
 
     @property

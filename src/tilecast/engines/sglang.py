@@ -91,7 +91,6 @@ ENGINE = Engine(
     expert_format=expert_format,
     fused=fused,
     token_budget=token_budget,
-    cache=MappingProxyType({"gemm": "cold", "attention_decode": "cold", "mla_decode": "cold", "moe": "cold", "embedding": "cold"}),
     quantisers=MappingProxyType(
         {
             "fp8": Quantiser("per_tensor", "fp8"),

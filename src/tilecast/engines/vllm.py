@@ -98,7 +98,6 @@ ENGINE = Engine(
     token_budget=token_budget,
     gemm=gemm,
     experts=experts,
-    cache=MappingProxyType({"gemm": "cold", "attention_decode": "cold", "mla_decode": "cold", "moe": "cold", "embedding": "cold"}),
     quantisers=MappingProxyType(
         {
             "fp8": Quantiser("per_token", "fp8"),
