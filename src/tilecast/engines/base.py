@@ -79,7 +79,7 @@ class Engine:
     quantisers: Mapping[str, Quantiser]  # quantisation -> what makes its activations
     gemm: Callable[[GpuSpec, str], str | None] = NO_IDENTITY  # (GPU, quantisation) -> identity
     experts: Callable[[GpuSpec, str], str | None] = NO_IDENTITY
-    cache: Mapping[str, str] = READ_FROM_DRAM  # kernel family -> what L2 holds of its operands; warm where not named
+    cache: Mapping[str, str] = field(default_factory=lambda: READ_FROM_DRAM)  # family -> what L2 holds of operands; warm where not named
     settings: Mapping[str, float] = field(default_factory=dict)  # facts and host constants that somebody set otherwise
 
     @property
