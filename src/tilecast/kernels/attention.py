@@ -35,6 +35,7 @@ from tilecast.kernels.base import sizes
 from tilecast.kernels.requests import Requests, checked_lengths, ragged, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
+MASK_FLOP = 24.0  # of a score whose key may lie before a window: positions, two comparisons, a choice, and the tile's own "is any left"
 SIMT_FLOP = 8.0  # vector slots of a multiply-add on vector units: two loads, two conversions, the product, and a sum over lanes in three
 DEFAULT_ENGINE = "sglang"
 
@@ -161,6 +162,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         _, all_visits, _, _ = visited_tiles(replace(shape, window=np.full((1, 1), np.inf)), loop, pack)
         masked = np.sum(requests.count * (all_visits - visits) * num_units, axis=-1, keepdims=True) / num_tasks
     scores = (mean_visits + masked) * loop.tile_q * loop.tile_kv
+    is_masked = np.isfinite(shape.window) & loop.masks_skipped
+    mask_clocks = np.where(is_masked, scores * MASK_FLOP / gpu.vector_flop_per_clock_per_sm["fp32"], 0.0)
     padded_dims = _padded_dim(shape.qk_dim, loop) + _padded_dim(shape.v_dim, loop) * mean_visits / (mean_visits + masked)
     special = scores
     vector = scores * SOFTMAX_FLOP + 2.0 * mean_visits * loop.tile_q * shape.v_dim
@@ -206,7 +209,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         matrix_flop=np.where(loop.is_simt, 0.0, 2.0 * scores * padded_dims * loop.matrix_factor / shape.rate_gain),
         vector_flop=vector + simt,
         special_ops=special,
-        exposed_clocks=loop.exposed * softmax_clocks + edge_clocks + stop_clocks,
+        exposed_clocks=loop.exposed * softmax_clocks + edge_clocks + stop_clocks + mask_clocks,
         l2_bytes=(key_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share,
         l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
         dram_bytes=dram,

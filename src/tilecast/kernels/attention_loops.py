@@ -19,6 +19,7 @@ WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each 
 FEWEST_ROWS = 64.0  # a tensor-memory instruction takes as long for fewer: its other operand crosses shared memory whole
 POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)  # Triton's blocks
 FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)  # head dimensions that FlashAttention is built for
+FMHA_DIMS = (16.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 256.0)  # ... and TensorRT-LLM's kernels before Hopper; on it, powers of two
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
 ROWS_OF_WARPS = 64.0  # four warps of 16 rows, what mma.sync and wgmma take: Triton's warps repeat each other's work below
 VECTOR_ELEMENTS = 8.0  # 16-bit ones of a thread's widest copy; Triton copies them singly where a stride is no multiple of 16
@@ -230,7 +231,7 @@ def _trtllm_helpers(of: Setting) -> Any:
     """TensorRT-LLM's own operator lays out queries, keys and values first; the others only write their cache."""
     if of.engine != "trtllm":
         return of.has_cache * (2.0 if of.engine == "vllm" else np.where(of.is_narrow, 3.0, 1.0))
-    return 2.0 + of.has_cache
+    return 2.0 + of.has_cache + np.where(of.is_quantised & (of.style == "wgmma"), 1.0, 0.0)
 
 
 def _trtllm_prefill(of: Setting) -> Loop:
@@ -244,7 +245,7 @@ def _trtllm_prefill(of: Setting) -> Loop:
         in_order=True,
         resident=2 if is_old else 1,
         most_splits=1.0,
-        built_dims=() if is_old else FLASH_DIMS,
+        built_dims=FMHA_DIMS if is_old else POWERS,
         matrix_factor=of.using.plain_loop * np.where(lacks_fp8, of.narrow_gain, 1.0) if is_old else 1.0,
         num_helpers=_trtllm_helpers(of) + of.narrows_queries,
         copies_queries=(of.engine == "trtllm") & (of.has_cache > 0),
@@ -310,6 +311,7 @@ def _triton(of: Setting) -> Loop:
         tile_q = np.where(of.one_query, 16.0, np.where(is_encoder, side, extend_q))
         tile_kv = np.where(of.one_query, by_dim(of.dim, (256, 64), otherwise=32), np.where(is_encoder, side, extend_kv))
         packs = of.one_query
+    masks = not of.decode and of.engine != "vllm"
     few_rows = 1.0 if of.engine == "vllm" else np.clip(ROWS_OF_WARPS / tile_q, 1.0, 4.0)
     loads = of.by_warps
     loads["copy_bytes_per_clock"] = of.using.thread_copy_bytes_per_clock / np.where(of.dim % 16 > 0, VECTOR_ELEMENTS, 1.0)
@@ -321,10 +323,10 @@ def _triton(of: Setting) -> Loop:
         resident=2,
         most_splits=np.where(of.one_query, 8.0, 1.0),
         built_dims=POWERS,
-        masks_skipped=not of.decode and of.engine != "vllm",
+        masks_skipped=masks,
         stops_to_widen=of.is_narrow & ~of.one_query & (of.style == "wgmma"),
         matrix_factor=of.legacy * of.using.plain_loop * few_rows,
-        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0) + of.padded_values,
+        num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0) + of.padded_values + np.where(masks & of.has_window, 1.0, 0.0),
         **loads,
     )
 

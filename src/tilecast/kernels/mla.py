@@ -16,6 +16,7 @@ from tilecast.hardware import GpuSpec
 from tilecast.kernels.attention import Shape, attention_loop, cache_bytes_of, fused_tasks
 from tilecast.kernels.attention_loops import (
     BULK_COPY_BYTES_PER_CLOCK,
+    FLASH_DIMS,
     ROWS_OF_WARPS,
     AttentionConstants,
     Loop,
@@ -72,7 +73,7 @@ class MlaPrefill(_Mla):
             return _absorbed(self, identity, gpu, protocol, using)
         shape = _shape(self, gpu, absorbed=False, runs_fp8=identity == "trtllm" and mma_style(gpu) == "tcgen05")
         loop = attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False, engine="trtllm" if identity == "trtllm" else None)
-        loop = replace(loop, copies_queries=False)
+        loop = replace(loop, copies_queries=False, built_dims=FLASH_DIMS)  # every library built these kernels for just its heads
         return fused_tasks(shape, loop, gpu, protocol, using, self.split)
 
 
