@@ -14,9 +14,15 @@ def cache_bytes(gpu: GpuSpec) -> float:
     return float(gpu.l2_bytes + (gpu.memory_side_cache_bytes or 0))
 
 
-def hit_fraction(working_set_bytes: Numbers, gpu: GpuSpec) -> Any:
-    """Share of a buffer found in L2 when everything used since its last use amounts to `working_set_bytes`."""
-    return clip((EMPTY - working_set_bytes / cache_bytes(gpu)) / (EMPTY - FULL), 0.0, 1.0)
+def kept_bytes(gpu: GpuSpec) -> float:
+    """Of data that SMs everywhere read: each partition of an L2 keeps its own copy of them."""
+    return cache_bytes(gpu) / gpu.l2_partitions
+
+
+def hit_fraction(working_set_bytes: Numbers, gpu: GpuSpec, *, same_sm: bool = False) -> Any:
+    """Share of a buffer found in L2 when everything used since its last use, by any SM or by the `same_sm`, is `working_set_bytes`."""
+    kept = cache_bytes(gpu) if same_sm else kept_bytes(gpu)
+    return clip((EMPTY - working_set_bytes / kept) / (EMPTY - FULL), 0.0, 1.0)
 
 
 def from_dram(streams: Mapping[str, tuple[Numbers, bool]], gpu: GpuSpec, cache: str, rotated_copies: float) -> Any:

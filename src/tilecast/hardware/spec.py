@@ -19,6 +19,7 @@ PEAK_TOLERANCE = 0.03  # vendors round, and print vector peaks for clocks a few 
 BANDWIDTH_TOLERANCE = 0.015
 INLINE_ECC_SHARE = 15 / 16  # of bytes that are data: a 48 GiB L40S reports 45 GiB
 MULTICASTING = ("sm_90", "sm_100", "sm_103")  # clusters of SMs whose bulk copies reach all their members
+PARTITIONED = ("sm_80", "sm_90", "sm_100", "sm_103")  # L2 in two halves since A100; RTX and inference parts have one
 
 # The widest dense tensor core of each target, in 16-bit FLOP per clock per SM. Twice this is a sparse figure.
 WIDEST_DENSE_16BIT = {
@@ -139,6 +140,11 @@ class GpuSpec:
     def multicasts(self) -> bool:
         """Whether one read of L2 may feed several SMs of a cluster."""
         return self.target in MULTICASTING
+
+    @property
+    def l2_partitions(self) -> int:
+        """Halves of L2, each with SMs of its own: what all SMs read lies in both."""
+        return 2 if self.target in PARTITIONED else 1
 
     @property
     def highest_clock_hz(self) -> float:

@@ -122,4 +122,4 @@ def resident_blocks(threads: Numbers, gpu: GpuSpec) -> Any:
 
 def _found_again(stream: Stream, per_block: Numbers, gpu: GpuSpec) -> Any:
     """Share of second reads that the cache still answers: between two reads, all resident rows have been read and written."""
-    return hit_fraction(minimum(stream.blocks, gpu.num_sms * resident_blocks(stream.threads, gpu)) * per_block, gpu)
+    return hit_fraction(minimum(stream.blocks, gpu.num_sms * resident_blocks(stream.threads, gpu)) * per_block, gpu, same_sm=True)
