@@ -38,6 +38,7 @@ SOURCES = {
         "attention_loops.WIDEST_XQA_GROUP",
         "attention_loops.POWERS",
         "attention_loops.FLASH_DIMS",
+        "attention_loops.FMHA_DIMS",
         "collectives.LARGEST_CUSTOM",
         "collectives.MAX_GPUS_CUSTOM",
         "embedding.THREADS",
@@ -67,6 +68,7 @@ SOURCES = {
     },
     "count": {  # of instructions, operands or bytes
         "attention.SOFTMAX_FLOP",
+        "attention.MASK_FLOP",  # positions, bounds, two comparisons and their ands, a choice, the reduction over the tile
         "attention.SIMT_FLOP",
         "attention_backward.PRODUCTS",
         "attention_backward.TRAFFIC",

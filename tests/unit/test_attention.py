@@ -44,6 +44,26 @@ def test_causal_prefill_visits_half_the_tiles_and_the_diagonal():
     assert np.asarray(tasks.least_flop).item() == 4 * 2 * 16 * 131_328 * 128
 
 
+def test_sglangs_triton_pays_for_masks_wherever_a_window_is_set():
+    # The window covers every key, so both walk the same tiles: 24 FLOP of mask a score, at 256 FLOP a clock, and one small kernel more.
+    sizes = {"batch": 8, "q_len": 1024, "num_heads": 8, "head_dim": 64, "identity": "triton"}
+    plain, masked = (AttentionPrefill(**sizes, window=window).tasks(L40S, COLD) for window in (None, 4096))
+    scores = np.asarray(plain.special_ops).item()
+    assert np.asarray(masked.exposed_clocks - plain.exposed_clocks).item() == pytest.approx(scores * 24 / 256)
+    assert np.asarray(masked.num_tasks).item() == np.asarray(plain.num_tasks).item()
+    vllm = {**sizes, "engine": "vllm"}
+    assert seconds(AttentionPrefill(**vllm, window=4096), L40S) == seconds(AttentionPrefill(**vllm), L40S)
+
+
+def test_tensorrt_llm_pads_heads_to_those_it_built():
+    def matrix_flop(dim, gpu):
+        tasks = AttentionPrefill(q_len=1024, num_heads=1, head_dim=dim, identity="trtllm", engine="trtllm").tasks(gpu, COLD)
+        return np.asarray(tasks.matrix_flop).item()
+
+    assert matrix_flop(80, H100) == matrix_flop(128, H100) and matrix_flop(192, H100) == matrix_flop(256, H100)
+    assert matrix_flop(80, L40S) < matrix_flop(128, L40S) and matrix_flop(192, L40S) == matrix_flop(256, L40S)
+
+
 def test_sliding_window_skips_the_tiles_before_it():
     # One head, 1024 tokens, window 128, tiles 256 x 128: tile 0 sees two key tiles; every other one three, for a window starts inside one.
     tasks = AttentionPrefill(q_len=1024, num_heads=1, window=128, identity="trtllm").tasks(B200, COLD)

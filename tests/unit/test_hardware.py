@@ -6,6 +6,7 @@ import pytest
 
 from tilecast import hardware
 from tilecast.errors import MissingData, SpecError, UnknownName
+from tilecast.execution.cache import hit_fraction
 from tilecast.hardware.catalogue import GPU_FOLDER
 
 H100 = (GPU_FOLDER / "h100_sxm.toml").read_text()
@@ -148,3 +149,11 @@ class TestOverrides:
         else:
             with pytest.raises(SpecError, match=complaint):
                 hardware.gpu("h100-sxm", {fact: value})
+
+
+def test_what_all_sms_read_lies_in_both_halves_of_a_partitioned_l2():
+    h100, l40s = hardware.gpu("h100-sxm"), hardware.gpu("l40s")
+    assert h100.l2_partitions == 2 and l40s.l2_partitions == 1
+    most = 0.8 * h100.l2_bytes
+    assert hit_fraction(most, h100) == 0.0 and hit_fraction(most, h100, same_sm=True) == 1.0
+    assert hit_fraction(0.8 * l40s.l2_bytes, l40s) == 1.0
