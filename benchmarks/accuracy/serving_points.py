@@ -26,6 +26,7 @@ SHORTEST = 0.8  # of the nominal lengths
 # Llama-3.1-8B points on H200 show it).
 # So many rounds are what the first burst weighs in the mean of these points.
 OTHER_SPREAD, OTHER_ROUNDS = 0.1, 5
+MOST_MEMORY = 0.97  # of a GPU's, for weights and cache together, where an engine's default would not hold a sweep's load
 SORTED = 80  # bytes per logit; InferenceMAX asks for greedy sampling, other clients leave a vLLM server its top-k and top-p
 SWEPT = ((1024, 1024), (1024, 8192), (8192, 1024))  # InferenceMAX's lengths
 # The checkpoint that a point's model name and precision stand for, the format asked of it, and the KV cache's.
@@ -101,20 +102,29 @@ def requests(row: Mapping[str, Any], users: int) -> list[tuple[int, int]]:
     return [(max(1, int(isl * a)), max(1, int(osl * b))) for a, b in drawn]
 
 
+def users_of(row: Mapping[str, Any]) -> int:
+    """Of one server: where a dense model's `batch` is a part of the concurrency, the rest went to other servers beside it."""
+    if row["model_class"] == "dense" and row["batch"]:
+        return int(row["batch"])
+    return int(row["concurrency"] or row["batch"] or 1)
+
+
 def load_of(row: Mapping[str, Any], price: Any = predict_kernel, **changed: object) -> Load:
     """The whole benchmark of a point, the first burst included."""
     model, quant, kv = CHECKPOINTS[(row["architecture"], row["dtype"])]
     if row["engine"] == "sglang" and row["architecture"] == "llama-8b":
         quant = "fp8_block"
     tp, ep, dp = split(row)
-    users = int(row["concurrency"] or row["batch"] or 1)
+    users = users_of(row)
     if kv is None and row["architecture"] == "deepseek-v3" and (row["engine"] == "trtllm" or row["gpu"] != "h200-sxm"):
         kv = "fp8"
     chosen = json.dumps({**settings(row, users, dp), **changed}, sort_keys=True)
     found = _set_up(model, row["gpu"], tp, ep, dp, row["engine"], quant, kv, chosen)
-    policy = policy_of(found)
     groups = min(found.shard.dp, users)
     each = -(-users // groups)
+    policy = policy_of(found)
+    if is_swept(row) and policy.cache_tokens < each * (row["isl"] + row["osl"]) and "memory_fraction" not in changed:
+        return load_of(row, price, **changed, memory_fraction=MOST_MEMORY)
     return run_load(found, policy, each, requests(row, each), price=price, num_requests=each * (ROUNDS if is_swept(row) else OTHER_ROUNDS))
 
 
