@@ -44,6 +44,7 @@ SOURCES = {
         "embedding.THREADS",
         "gemm.TENSOR_TILES",
         "gemm.VECTOR_TILES",
+        "gemm.BATCHED_TILES",
         "gemm.OWN_TILES",
         "gemm.K_STEP",
         "gemm.LEAST_SPLIT_K",
@@ -90,6 +91,7 @@ SOURCES = {
     "computing": {  # no part of the model
         "base.LARGEST",
         "collectives.FULL_BOX",
+        "gemm.NEVER",
         "moe.NUM_DRAWS",
     },
 }

@@ -96,6 +96,21 @@ def test_a_block_of_bert_is_ten_kernels():
     ]  # fmt: skip
 
 
+def test_pytorch_2_1_leaves_attention_in_three():
+    # Scores (with copies of queries and keys), softmax with scaling and mask, mixing with the copies of values and result.
+    whole = model_graph("BERT-Large", mode="inference", batch=4, seq=512, dtype="fp32", attention="eager")
+    layer = max(compiled(whole, finds_attention=False).segments, key=lambda each: each.repeat)
+    made = [each.op.removeprefix("aten.") for each in layer.nodes if launches(each)]
+    assert made.count("bmm") == 2
+    between = made[made.index("bmm") + 1 : len(made) - made[::-1].index("bmm") - 1]
+    assert between[0].startswith("fused.") and "_softmax" in between[0]
+    today, then = (
+        predict_step("BERT-Large", "l4", batch=4, seq=512, attention="eager", runtime=how).step_s.median
+        for how in ("compiled", "compiled-2.1")
+    )
+    assert today < then
+
+
 # ---- against inductor ---------------------------------------------------------------------------------------------
 
 

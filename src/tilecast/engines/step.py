@@ -39,7 +39,7 @@ from tilecast.workloads.step_models import DTYPES, model_graph, positive
 
 __all__ = ["StepMemory", "StepPart", "StepPrediction", "predict_layouts", "predict_step"]
 
-RUNTIMES = ("eager", "compiled")
+RUNTIMES = ("eager", "compiled", "compiled-2.1")  # the last: by PyTorch 2.1, which knew few patterns of attention
 CONTEXT_BYTES = 600_000_000  # CUDA context, library handles and workspaces
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}  # tensors an optimizer keeps beside each weight
 MOST_SPANS = 20_000
@@ -237,7 +237,7 @@ def _graph(asked: Question, layout: Layout) -> OpGraph:
 
 
 def _as_run(asked: Question, graph: OpGraph) -> OpGraph:
-    return compiled(graph) if asked.runtime == "compiled" else graph
+    return graph if asked.runtime == "eager" else compiled(graph, finds_attention=asked.runtime == "compiled")
 
 
 def _optimizer(name: str | None) -> tuple[str | None, str]:

@@ -259,11 +259,16 @@ def matrix_rate(gpu: GpuSpec, dtype: str) -> tuple[float, bool]:
     raise SpecError(f"{gpu.id} has no {dtype} matrix rate; it has {', '.join(known)}")
 
 
+def vector_fraction(using: Constants) -> float:
+    """Of the vector units: their loads of operands take issue slots from products, so tensor cores' share counts twice."""
+    return using.tensor_fraction**2
+
+
 def issue_fraction(gpu: GpuSpec, on_tensor: bool, using: Constants) -> float:
     """Share of a unit's peak at its clock that a main loop issues: the wider the tensor core, the harder it is to feed."""
     library = using.amd_fraction if gpu.vendor == "amd" else 1.0
     if not on_tensor:
-        return using.tensor_fraction * library
+        return vector_fraction(using) * library
     doublings = math.log2(tensor_width(gpu) / NARROWEST_WIDTH)
     return float(
         using.tensor_fraction ** math.sqrt(doublings / 3.0) * library

@@ -3,7 +3,8 @@
 A graph has no edges, so groups are runs in the order of the trace: operators between two library calls that work on the same elements, or
 on the rows of them, are one kernel. It reads what no operator inside made and writes what is still wanted behind it. Reductions over rows
 (softmax, norms) fuse with what is before and behind them; one over columns, such as the gradient of a bias, stands alone. Unfused attention
-of a forward pass becomes one kernel, as inductor's pattern matcher has it. Constants and views cost nothing.
+of a forward pass becomes one kernel, as inductor's pattern matcher has it: since PyTorch 2.2 for BERT (its pull request 113004), later for
+GPT-2 (121866, 125562); before, its softmax fuses with what lies between the two products. Constants and views cost nothing.
 """
 
 import math
@@ -133,10 +134,10 @@ def _looked_up(node: Node, tensor: TensorShape) -> TensorShape:
 
 
 @lru_cache(maxsize=32)
-def compiled(graph: OpGraph) -> OpGraph:
+def compiled(graph: OpGraph, finds_attention: bool = True) -> OpGraph:
     """The graph as compiled kernels; library calls stay as they are."""
     nodes = list(graph.nodes())
-    if graph.mode == "inference":
+    if graph.mode == "inference" and finds_attention:
         nodes = _with_attention(nodes)
     made: list[Node] = []
     group = Group()
