@@ -97,7 +97,7 @@ class Gemm:
 
     def unnamed(self) -> Any:
         """Which launches no row tells the kernel of: batched products."""
-        return np.greater(self.batch, 1)
+        return self.batch > 1 if isinstance(self.batch, int) else np.greater(self.batch, 1)
 
     def _quantise_s(self, size: dict[str, Any], gpu: GpuSpec, protocol: Protocol) -> Any:
         """16-bit activations made narrow first: a profiler times the product alone, a graph or an event the whole call."""

@@ -56,6 +56,9 @@ class Launches:
     def as_timed(self) -> Matrix:
         return self.numbers if self.timed is None else self.timed
 
+    def called(self, names: dict[str, str]) -> "Launches":
+        return Launches(self.numbers, names, self.group, self.timed)
+
     def where(self, rows: NDArray[np.bool_]) -> "Launches":
         return Launches(self.numbers[rows], self.names, self.group[rows], None if self.timed is None else self.timed[rows])
 
@@ -72,7 +75,8 @@ def number_names(family: str) -> list[str]:
 PARTS = (*PIPELINES, "launch", "bound")
 GROUPED = np.array([PARTS.index(name) for name in ("tensor", "vector", "special", "l2", "dram", "launch")])
 GROUP_OF = np.array([GROUPS.index(name) for name in ("compute", "compute", "compute", "memory", "memory", "launch")])
-STEPS = np.array(ALIGNMENTS, dtype=np.float64)[:, None]
+ALIGNED = np.repeat(np.arange(3), len(ALIGNMENTS))  # which sizes are asked for their alignment, and to what
+STEPS = np.tile(np.array(ALIGNMENTS, dtype=np.float64), 3)
 
 
 def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engine: str) -> Launches:
@@ -87,25 +91,26 @@ def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engin
 
 
 def _described(kernel: Any, gpu: GpuSpec, found: Priced) -> tuple[Matrix, NDArray[np.int64]]:
-    """(L, F) numbers, and what binds each launch."""
+    """(L, F) numbers, and what binds each launch. Between, a lone launch has (F,) instead of (F, 1): half the cost."""
     time_s, busy = found.analytic_s, found.busy_s
     parts_s = [*(busy.get(name, 0.0) for name in PIPELINES), found.launch_s, found.bound_s]
     traffic = found.dram_bytes / cache_bytes(gpu)
     ratios = np.array([*(part_s / time_s for part_s in parts_s), found.waves, time_s / found.launch_s, traffic])
     logs = np.log(np.maximum(ratios, SMALLEST_SHARE))
-    num_launches = logs[0].size
-    numbers = np.empty((_num_numbers(kernel.family), num_launches), np.float32)
-    by_rows = numbers if logs.ndim == 2 else numbers[:, 0]
-    by_rows[:9], by_rows[11:13] = logs[:9], logs[9:]
-    by_rows[9], by_rows[10] = found.tail_fraction, found.clock_hz / gpu.boost_clock_hz
+    shape = ratios.shape[1:]
+    numbers = np.empty((_num_numbers(kernel.family), *shape), np.float32)
+    numbers[:9], numbers[11:13] = logs[:9], logs[9:]
+    numbers[9], numbers[10] = found.tail_fraction, found.clock_hz / gpu.boost_clock_hz
     if kernel.family in SIZES:
-        sizes = _sizes(kernel, num_launches)
+        sizes = _sizes(kernel, *shape) if shape else _sizes(kernel, 1)[:, 0]
         aligned = len(COMMON) + len(sizes)
-        related = aligned + 3 * len(ALIGNMENTS)
-        numbers[len(COMMON) : aligned] = log2_sizes = np.log2(np.maximum(sizes, 1.0))
-        numbers[aligned:related] = (sizes[:3, None, :] % STEPS == 0).reshape(-1, num_launches)
-        numbers[related:] = relations(kernel.family, SIZES[kernel.family], sizes, log2_sizes, gpu)
-    return numbers.T, GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0)).reshape(-1)
+        related = aligned + len(ALIGNED)
+        counts = np.maximum(sizes, 1.0)
+        numbers[len(COMMON) : aligned] = log2_sizes = np.log2(counts)
+        numbers[aligned:related] = sizes.take(ALIGNED, axis=0) % (STEPS[:, None] if shape else STEPS) == 0
+        numbers[related:] = relations(kernel.family, SIZES[kernel.family], counts, log2_sizes, gpu)
+    binds = GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0))
+    return (numbers.T, binds) if shape else (numbers[None], binds.reshape(1))
 
 
 @cache

@@ -36,14 +36,15 @@ def relation_names(family: str) -> list[str]:
 
 
 def relations(
-    family: str, names: tuple[str, ...], sizes: NDArray[np.float64], log2_sizes: NDArray[np.float64], gpu: GpuSpec
+    family: str, names: tuple[str, ...], counts: NDArray[np.float64], log2_sizes: NDArray[np.float64], gpu: GpuSpec
 ) -> NDArray[np.float64]:
-    """(R, L) from the sizes (S, L) named by `names`."""
+    """(R, L) from the sizes (S, L) named by `names`, each at least one; or (R,) from those of a lone launch, (S,)."""
     products = _weights(family, names) @ log2_sizes
     if family not in ROUNDS:
         return products
     rows, tiles = _tiles(family, names)
-    rounds = np.ceil(np.maximum(sizes, 1.0).take(rows, axis=0) / tiles).prod(axis=1) / gpu.num_sms
+    pieces = np.ceil(counts.take(rows, axis=0) / (tiles if counts.ndim == 1 else tiles[..., None]))
+    rounds = np.multiply.reduce(pieces) / gpu.num_sms
     return np.concatenate([products, np.ceil(rounds) / rounds])
 
 
@@ -61,7 +62,7 @@ def _weights(family: str, names: tuple[str, ...]) -> NDArray[np.float64]:
 
 @cache
 def _tiles(family: str, names: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Which rows of the sizes are cut, for every tile the same, and into pieces of what size: (T, D) and (T, D, 1)."""
+    """Which rows of the sizes are cut, for every tile the same, and into pieces of what size: both (D, T)."""
     named, tiles = ROUNDS[family]
     rows = np.array([names.index(name) for name in named])
-    return np.broadcast_to(rows, (len(tiles), len(named))), np.array(tiles, dtype=np.float64)[:, :, None]
+    return np.repeat(rows[:, None], len(tiles), axis=1), np.array(tiles, dtype=np.float64).T.copy()

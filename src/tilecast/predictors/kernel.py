@@ -88,7 +88,7 @@ def predict_kernel(
     True
     """
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
-    protocol = Protocol(timer=timer, cache=cache)
+    protocol = _protocol(timer, cache)
     measured = _opened(profile, spec, learned) if profile is not None else None
     run = in_engine(kernel, engine)
     blocks = _blocks(run)
@@ -107,6 +107,11 @@ def predict_kernel(
         basis=joined.basis,
         profile=measured,
     )
+
+
+@cache
+def _protocol(timer: str, cache: str) -> Protocol:
+    return Protocol(timer, cache)
 
 
 def in_engine(kernel: Any, engine: str) -> Any:
@@ -157,15 +162,15 @@ def _predict_part(
 
 def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
     """Under the kernel's name or, left open, under what rows call it; launches that no row has a name for are asked about as such."""
-    named = replace(asked, names=asked_names(kernel, gpu, asked.names))
+    named = asked.called(asked_names(kernel, gpu, asked.names))
     if kernel.identity is not None:
         return correction.correct(named, gpu)
     named = correction.named(named, gpu)
-    is_unnamed = np.broadcast_to(kernel.unnamed() if hasattr(kernel, "unnamed") else False, len(asked.group))
-    if not is_unnamed.any():
+    is_unnamed = kernel.unnamed() if hasattr(kernel, "unnamed") else False
+    if is_unnamed is False or not np.any(is_unnamed):
         return correction.correct(named, gpu)
-    unnamed = replace(asked, names={**named.names, "identity": "None"})
-    if is_unnamed.all():
+    unnamed = asked.called({**named.names, "identity": "None"})
+    if np.all(is_unnamed):
         return correction.correct(unnamed, gpu)
     one, other = correction.correct(named.where(~is_unnamed), gpu), correction.correct(unnamed.where(is_unnamed), gpu)
     places = np.argsort(np.argsort(is_unnamed, kind="stable"))
@@ -193,12 +198,12 @@ def interval_width(family: str) -> float:
 
 def _blocks(kernel: Any) -> list[Any]:
     """The kernel cut into runs of at most BLOCK launches."""
-    values = {name: getattr(kernel, name) for name in _field_names(kernel.__class__)}
-    arrays = {name: value for name, value in values.items() if isinstance(value, LISTS) and len(value) > BLOCK and np.ndim(value) == 1}
+    values = [(name, getattr(kernel, name)) for name in _field_names(kernel.__class__)]
+    arrays = {name: value for name, value in values if isinstance(value, LISTS) and len(value) > BLOCK and np.ndim(value) == 1}
     if not arrays:
         return [kernel]
     return [
-        type(kernel)(**{**values, **{name: entries[start : start + BLOCK] for name, entries in arrays.items()}})
+        type(kernel)(**{**dict(values), **{name: entries[start : start + BLOCK] for name, entries in arrays.items()}})
         for start in range(0, max(map(len, arrays.values())), BLOCK)
     ]
 
