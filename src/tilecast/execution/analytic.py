@@ -89,8 +89,9 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     """
     rates = _rates(gpu, tasks.matrix_dtype, using)
     using = using or constants()
-    num_launches = max(_rows(tasks.num_tasks), _rows(tasks.least_flop))
-    if num_launches == 1:
+    columns = [len(values) for values in (tasks.num_tasks, tasks.least_flop) if isinstance(values, np.ndarray) and values.ndim == 2]
+    num_launches = max(columns, default=1)
+    if columns and num_launches == 1:
         tasks = tasks.alone()
     mean_tasks = tasks.num_tasks / gpu.num_sms
     busiest = ceil(mean_tasks) if tasks.busiest_tasks is None else maximum(tasks.busiest_tasks, mean_tasks)
@@ -181,10 +182,6 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
 
 
 # ---- arrays (L, V), columns (L, 1), rows (V,) and plain numbers ----------------------------------------------------
-
-
-def _rows(values: Numbers) -> int:
-    return len(values) if isinstance(values, np.ndarray) and values.ndim == 2 else 1
 
 
 def _used(work: Numbers) -> bool:
@@ -326,9 +323,9 @@ def smooth_maximum(parts: list[Numbers]) -> Any:
     """
     if len(parts) == 1:
         return parts[0]
-    total: Numbers = 0.0
-    for part in parts:
-        square = part * part
+    squares = [part * part for part in parts]
+    total = squares[0] * squares[0]
+    for square in squares[1:]:
         total = total + square * square
     return sqrt(sqrt(total))
 
@@ -337,5 +334,7 @@ def _soft_minimum(time_s: Floats, fastest_s: Numbers, sharpness: float) -> Numbe
     """The average over variants, weighted towards the fastest."""
     rate = -sharpness / fastest_s
     weight = np.exp(time_s * (rate[:, None] if isinstance(rate, np.ndarray) else rate))
-    average: Numbers = np.vecdot(weight, time_s) / weight.sum(axis=-1)
+    if time_s.ndim == 1:
+        return weight.dot(time_s).item() / np.add.reduce(weight).item()
+    average: Floats = np.vecdot(weight, time_s) / weight.sum(axis=-1)
     return average

@@ -57,38 +57,32 @@ class Gemm:
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         size = launch_sizes(m=self.m, n=self.n, k=self.k, batch=self.batch)
         m, n, k, batch = size["m"], size["n"], size["k"], size["batch"]
-        held = quantisation(self.dtype)
-        on_tensor = held.compute.name in gpu.tensor_flop_per_clock_per_sm
-        may_split = self.split is None and self.identity not in OWN_TILES
-        tile = _candidates(self._tiles(gpu, on_tensor), may_split, held)
-        output_tiles = ceil_div(m, tile.rows) * ceil_div(n, tile.columns) * batch
+        held, runs = quantisation(self.dtype), _library(gpu, self.dtype, self.identity, self.tile, self.split)
+        output_tiles = ceil_div(m, runs.rows) * ceil_div(n, runs.columns) * batch
         split: Numbers = float(self.split or 1)
-        if may_split:
+        if runs.may_split:
             room = np.minimum(np.floor(gpu.num_sms / output_tiles), k // LEAST_SPLIT_K)
-            split = np.maximum(room * tile.splits, 1.0)
-        step = K_STEP[on_tensor]
-        k_part = ceil_div(ceil_div(k, split), step) * step
+            split = np.maximum(room * runs.splits, 1.0)
+        k_steps = ceil_div(k, split * runs.k_step)
 
         a_bytes, b_bytes = batch * m * k * held.activation.bytes, batch * n * k * held.weight.bytes
         out = max(2.0, min(4.0, held.activation.bytes))
         c_bytes = batch * m * n * out + n * out * flag(self.bias)
-        using = constants()
-        dram = from_dram({"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}, gpu, protocol.cache, using.rotated_copies)
+        streams = {"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}
         fixed_s = self._quantise_s(size, gpu, protocol)
-        if may_split or self.split:
-            l2_per_s = gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz
-            sums_s = batch * m * n * 8.0 / l2_per_s  # of one part: fp32, written and read again
-            fixed_s = fixed_s + where(split > 1, launch_seconds(gpu, using) + split * sums_s, 0.0)
+        if runs.may_split or self.split:
+            sums_s = batch * m * n * 8.0 / runs.l2_bytes_per_s  # of one part: fp32, written and read again
+            fixed_s = where(split > 1, fixed_s + runs.launch_s + split * sums_s, fixed_s)
         return TaskSet(
             matrix_dtype=held.compute.name,
             num_tasks=output_tiles * split,
             least_flop=2.0 * batch * m * n * k,
             least_bytes=least_from_dram(a_bytes + b_bytes + c_bytes, gpu, protocol.cache),
-            matrix_flop=tile.flop_per_k * k_part,
-            l2_bytes=tile.bytes_per_k * k_part,
-            dram_bytes=dram,
+            matrix_flop=runs.flop_per_step * k_steps,
+            l2_bytes=runs.bytes_per_step * k_steps,
+            dram_bytes=from_dram(streams, gpu, protocol.cache, constants().rotated_copies),
             fixed_s=fixed_s,
-            variants=tile.names,
+            variants=runs.variants,
         )
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
@@ -110,43 +104,56 @@ class Gemm:
         dram_s = traffic_bytes * (1.0 - hit_fraction(traffic_bytes, gpu)) / (gpu.dram_data_bytes_per_s * using.dram_fraction)
         return launch_seconds(gpu, using) + using.fill_s + using.drain_s + maximum(traffic_bytes / l2_per_s, dram_s)
 
-    def _tiles(self, gpu: GpuSpec, on_tensor: bool) -> tuple[tuple[int, int], ...]:
-        if self.tile is None:
-            return OWN_TILES.get(self.identity or "", TENSOR_TILES) if on_tensor else VECTOR_TILES
-        rows, columns = self.tile
-        if rows < 1 or columns < 1:
-            raise InvalidInput(f"tile = {rows}x{columns} must be two whole numbers of at least 1")
-        needed = (rows + columns) * K_STEP[on_tensor] * quantisation(self.dtype).activation.bytes
-        if gpu.shared_bytes_per_block is not None and needed > gpu.shared_bytes_per_block:
-            limit = f"{gpu.id} has {gpu.shared_bytes_per_block:,}"
-            raise InvalidInput(f"tile = {rows}x{columns} needs {needed:,.0f} bytes of shared memory a block; {limit}")
-        return (self.tile,)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """Output tiles side by side, rows (V,): each whole along K and, where that is allowed, also split."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Library:
+    """What runs products of one format on one GPU: output tiles side by side, rows (V,), each whole along K and, where allowed, also split."""
 
     rows: Floats
     columns: Floats
     splits: Floats  # 1 where K may be split
-    flop_per_k: Floats  # of a tile
-    bytes_per_k: Floats
-    names: tuple[str, ...]
+    flop_per_step: Floats  # of a tile, for one step along K
+    bytes_per_step: Floats
+    k_step: float
+    variants: tuple[str, ...]
+    may_split: bool
+    launch_s: float
+    l2_bytes_per_s: float
 
 
-@lru_cache(maxsize=256)
-def _candidates(tiles: tuple[tuple[int, int], ...], may_split: bool, held: Quantisation) -> Candidates:
+@lru_cache(maxsize=512)
+def _library(gpu: GpuSpec, dtype: str, identity: str | None, tile: tuple[int, int] | None, split: int | None) -> Library:
+    held, using = quantisation(dtype), constants()
+    on_tensor = held.compute.name in gpu.tensor_flop_per_clock_per_sm
+    may_split, k_step = split is None and identity not in OWN_TILES, K_STEP[on_tensor]
+    tiles = OWN_TILES.get(identity or "", TENSOR_TILES) if on_tensor else VECTOR_TILES
+    if tile is not None:
+        _check_tile(tile, k_step, held, gpu)
+        tiles = (tile,)
     kinds = ("", " split-K") if may_split else ("",)
     rows, columns, splits = np.array([(*tile, kind != "") for tile in tiles for kind in kinds], dtype=np.float64).T.copy()
-    return Candidates(
+    return Library(
         rows=rows,
         columns=columns,
         splits=splits,
-        flop_per_k=2.0 * rows * columns,
-        bytes_per_k=rows * held.activation.bytes + columns * held.weight.bytes,
-        names=tuple(f"{rows}x{columns}{kind}" for rows, columns in tiles for kind in kinds),
+        flop_per_step=2.0 * rows * columns * k_step,
+        bytes_per_step=(rows * held.activation.bytes + columns * held.weight.bytes) * k_step,
+        k_step=float(k_step),
+        variants=tuple(f"{rows}x{columns}{kind}" for rows, columns in tiles for kind in kinds),
+        may_split=may_split,
+        launch_s=launch_seconds(gpu, using),
+        l2_bytes_per_s=gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz,
     )
+
+
+def _check_tile(tile: tuple[int, int], k_step: int, held: Quantisation, gpu: GpuSpec) -> None:
+    rows, columns = tile
+    if rows < 1 or columns < 1:
+        raise InvalidInput(f"tile = {rows}x{columns} must be two whole numbers of at least 1")
+    needed = (rows + columns) * k_step * held.activation.bytes
+    if gpu.shared_bytes_per_block is not None and needed > gpu.shared_bytes_per_block:
+        limit = f"{gpu.id} has {gpu.shared_bytes_per_block:,}"
+        raise InvalidInput(f"tile = {rows}x{columns} needs {needed:,.0f} bytes of shared memory a block; {limit}")
 
 
 KERNELS = (Gemm,)

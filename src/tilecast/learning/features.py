@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from tilecast.execution import Priced, Protocol
 from tilecast.execution.analytic import PIPELINES
+from tilecast.execution.arithmetic import log, log2, maximum
 from tilecast.execution.cache import cache_bytes
+from tilecast.execution.tasks import Numbers
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
 from tilecast.learning.relations import relation_names, relations
@@ -73,10 +75,8 @@ def number_names(family: str) -> list[str]:
 
 # Rows of a launch's account, and which of them a GPU's level is told apart by: shared memory and the bound are left out.
 PARTS = (*PIPELINES, "launch", "bound")
-GROUPED = np.array([PARTS.index(name) for name in ("tensor", "vector", "special", "l2", "dram", "launch")])
+GROUPED = tuple(PARTS.index(name) for name in ("tensor", "vector", "special", "l2", "dram", "launch"))
 GROUP_OF = np.array([GROUPS.index(name) for name in ("compute", "compute", "compute", "memory", "memory", "launch")])
-ALIGNED = np.repeat(np.arange(3), len(ALIGNMENTS))  # which sizes are asked for their alignment, and to what
-STEPS = np.tile(np.array(ALIGNMENTS, dtype=np.float64), 3)
 
 
 def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engine: str) -> Launches:
@@ -91,31 +91,31 @@ def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engin
 
 
 def _described(kernel: Any, gpu: GpuSpec, found: Priced) -> tuple[Matrix, NDArray[np.int64]]:
-    """(L, F) numbers, and what binds each launch. Between, a lone launch has (F,) instead of (F, 1): half the cost."""
+    """(L, F) numbers, and what binds each launch."""
     time_s, busy = found.analytic_s, found.busy_s
-    parts_s = [*(busy.get(name, 0.0) for name in PIPELINES), found.launch_s, found.bound_s]
-    traffic = found.dram_bytes / cache_bytes(gpu)
-    ratios = np.array([*(part_s / time_s for part_s in parts_s), found.waves, time_s / found.launch_s, traffic])
-    logs = np.log(np.maximum(ratios, SMALLEST_SHARE))
-    shape = ratios.shape[1:]
-    numbers = np.empty((_num_numbers(kernel.family), *shape), np.float32)
-    numbers[:9], numbers[11:13] = logs[:9], logs[9:]
-    numbers[9], numbers[10] = found.tail_fraction, found.clock_hz / gpu.boost_clock_hz
+    shares = [part_s / time_s for part_s in (*(busy.get(name, 0.0) for name in PIPELINES), found.launch_s, found.bound_s)]
+    rows = [
+        *(_log(share) for share in shares), _log(found.waves), found.tail_fraction, found.clock_hz / gpu.boost_clock_hz,
+        _log(time_s / found.launch_s), _log(found.dram_bytes / cache_bytes(gpu)),
+    ]  # fmt: skip
+    is_lone = not isinstance(time_s, np.ndarray)
     if kernel.family in SIZES:
-        sizes = _sizes(kernel, *shape) if shape else _sizes(kernel, 1)[:, 0]
-        aligned = len(COMMON) + len(sizes)
-        related = aligned + len(ALIGNED)
-        counts = np.maximum(sizes, 1.0)
-        numbers[len(COMMON) : aligned] = log2_sizes = np.log2(counts)
-        numbers[aligned:related] = sizes.take(ALIGNED, axis=0) % (STEPS[:, None] if shape else STEPS) == 0
-        numbers[related:] = relations(kernel.family, SIZES[kernel.family], counts, log2_sizes, gpu)
-    binds = GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0))
-    return (numbers.T, binds) if shape else (numbers[None], binds.reshape(1))
+        sizes = _sizes(kernel, is_lone)
+        counts = [maximum(size, 1.0) for size in sizes]
+        logs = [log2(count) for count in counts]
+        rows += [*logs, *(size % step == 0 for size in sizes[:3] for step in ALIGNMENTS)]
+        rows += relations(kernel.family, SIZES[kernel.family], counts, logs, gpu)
+    group = GROUP_OF.take(np.array([shares[place] for place in GROUPED]).argmax(axis=0)).reshape(-1)
+    if is_lone:
+        return np.array([rows], np.float32), group
+    numbers = np.empty((len(rows), len(time_s)), np.float32)
+    for row, values in enumerate(rows):
+        numbers[row] = values
+    return numbers.T, group
 
 
-@cache
-def _num_numbers(family: str) -> int:
-    return len(number_names(family))
+def _log(ratio: Numbers) -> Any:
+    return log(maximum(ratio, SMALLEST_SHARE))
 
 
 @cache
@@ -147,12 +147,16 @@ def _left_open(kernel: Any, name: str) -> Any:
     return [len(batch) if name == "batch" else float(np.mean(batch)) for batch in each]
 
 
-def _sizes(kernel: Any, length: int) -> NDArray[np.float64]:
-    """The sizes of the family, (S, L)."""
-    names = SIZES[kernel.family]
+def _sizes(kernel: Any, is_lone: bool) -> list[Any]:
+    """The sizes of the family: numbers where all launches have the same, else arrays (L,)."""
     is_ragged = getattr(kernel, "q_lens", None) is not None
-    values = np.empty((len(names), length))
-    for row, name in enumerate(names):
-        raw = getattr(kernel, name)
-        values[row] = _left_open(kernel, name) if raw is None or (is_ragged and name == "batch") else raw
-    return values
+    found = []
+    for name in SIZES[kernel.family]:
+        size = getattr(kernel, name)
+        if size is None or (is_ragged and name == "batch"):
+            size = _left_open(kernel, name)
+        if not isinstance(size, int | float):
+            size = np.asarray(size, np.float64)
+            size = size.item() if is_lone else size
+        found.append(size)
+    return found

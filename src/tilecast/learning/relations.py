@@ -1,10 +1,10 @@
 """Sizes that act together: products and ratios trees would need many questions for, and how full the last round of usual tiles is."""
 
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tilecast.execution.arithmetic import ceil
 from tilecast.hardware import GpuSpec
 
 # Products of sizes, over a product after the slash.
@@ -35,34 +35,33 @@ def relation_names(family: str) -> list[str]:
     return [*(f"log2 {text}" for text in PRODUCTS[family]), *(f"rounds of {' '.join(named)} by {tile}" for tile in tiles)]
 
 
-def relations(
-    family: str, names: tuple[str, ...], counts: NDArray[np.float64], log2_sizes: NDArray[np.float64], gpu: GpuSpec
-) -> NDArray[np.float64]:
-    """(R, L) from the sizes (S, L) named by `names`, each at least one; or (R,) from those of a lone launch, (S,)."""
-    products = _weights(family, names) @ log2_sizes
-    if family not in ROUNDS:
-        return products
-    rows, tiles = _tiles(family, names)
-    pieces = np.ceil(counts.take(rows, axis=0) / (tiles if counts.ndim == 1 else tiles[..., None]))
-    rounds = np.multiply.reduce(pieces) / gpu.num_sms
-    return np.concatenate([products, np.ceil(rounds) / rounds])
+def relations(family: str, names: tuple[str, ...], counts: Sequence[Any], log2_sizes: Sequence[Any], gpu: GpuSpec) -> list[Any]:
+    """R numbers or arrays (L,) from the sizes named by `names`, each at least one, and their logarithms."""
+    found = []
+    for above, below in _products(family, names):
+        product = log2_sizes[above[0]]
+        for place in above[1:]:
+            product = product + log2_sizes[place]
+        for place in below:
+            product = product - log2_sizes[place]
+        found.append(product)
+    for tile in _tiles(family, names):
+        pieces: Any = 1.0
+        for place, size in tile:
+            pieces = pieces * ceil(counts[place] / size)
+        rounds = pieces / gpu.num_sms
+        found.append(ceil(rounds) / rounds)
+    return found
 
 
 @cache
-def _weights(family: str, names: tuple[str, ...]) -> NDArray[np.float64]:
-    weights = np.zeros((len(PRODUCTS[family]), len(names)))
-    for row, text in enumerate(PRODUCTS[family]):
-        above, _, below = text.partition("/")
-        for name in above.split():
-            weights[row, names.index(name)] += 1.0
-        for name in below.split():
-            weights[row, names.index(name)] -= 1.0
-    return weights
+def _products(family: str, names: tuple[str, ...]) -> list[list[list[int]]]:
+    """Which sizes are multiplied, and by which these are divided."""
+    return [[[names.index(name) for name in side.split()] for side in text.partition("/")[::2]] for text in PRODUCTS[family]]
 
 
 @cache
-def _tiles(family: str, names: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Which rows of the sizes are cut, for every tile the same, and into pieces of what size: both (D, T)."""
-    named, tiles = ROUNDS[family]
-    rows = np.array([names.index(name) for name in named])
-    return np.repeat(rows[:, None], len(tiles), axis=1), np.array(tiles, dtype=np.float64).T.copy()
+def _tiles(family: str, names: tuple[str, ...]) -> list[list[tuple[int, float]]]:
+    """Which sizes each tile cuts, and into pieces of what size."""
+    named, tiles = ROUNDS.get(family, ((), ()))
+    return [[(names.index(name), float(size)) for name, size in zip(named, tile, strict=True)] for tile in tiles]
