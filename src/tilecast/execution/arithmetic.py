@@ -44,9 +44,5 @@ def exp(values: Any) -> Any:
     return np.exp(values) if isinstance(values, np.ndarray) else math.exp(values)
 
 
-def log(values: Any) -> Any:
-    return np.log(values) if isinstance(values, np.ndarray) else math.log(values)
-
-
 def log2(values: Any) -> Any:
     return np.log2(values) if isinstance(values, np.ndarray) else math.log2(values)

@@ -75,7 +75,7 @@ class Correction:
         is_lone = len(launches.numbers) == 1  # then plain numbers do, at a fraction of the cost
         numbers, group = (launches.numbers[0], launches.group.item()) if is_lone else (launches.numbers, launches.group)
         timed = None if not self.as_timed or launches.timed is None else launches.timed[0] if is_lone else launches.timed
-        beyond = self._beyond(numbers)
+        beyond = speaker.range.beyond(numbers)
         fade = exp(-((maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
         trees, log_error = speaker.says(numbers, timed)
         log_ratio = fade * (speaker.carry * trees) + (speaker.level if level is None else level)[group]
@@ -84,7 +84,7 @@ class Correction:
         expected = self.quantile[basis] * exp(log_error)
         width = clip(expected, NARROWEST, WIDEST) * (1.0 + minimum(beyond, 2.0))
         if is_lone:
-            return Corrected(np.array([log_ratio]), np.array([width]), BASIS_NAMES[basis : basis + 1])
+            return Corrected(float(log_ratio), float(width), BASIS_NAMES[basis : basis + 1])
         return Corrected(log_ratio, width, np.broadcast_to(BASIS_NAMES[basis], len(numbers)))
 
     def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
@@ -116,24 +116,27 @@ class Correction:
         """One for each known name that is among `names`, else zero."""
         return np.array([names.get(name, "") == value for name, values in self.vocabulary.items() for value in values], np.float32)
 
-    def _beyond(self, numbers: NDArray[np.float32]) -> Any:
-        """How far outside the training range the worst feature lies, in ranges."""
-        edges, span = _ranges(self)
-        outside = numbers[..., None, :] - edges
-        outside /= span
-        return maximum(np.float64(outside.max(axis=(-2, -1))), 0.0)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Range:
+    """Of each number in training: both ends, (2, F), and the width in the direction that leads out of it."""
+
+    edges: NDArray[np.float32]
+    outwards: NDArray[np.float32]
+
+    def beyond(self, numbers: NDArray[np.float32]) -> Any:
+        """How far outside the worst feature lies, in widths of its range."""
+        outside = (numbers[..., None, :] - self.edges) / self.outwards
+        return maximum(outside.item(outside.argmax()) if numbers.ndim == 1 else outside.max(axis=(-2, -1)).astype(np.float64), 0.0)
 
 
 @lru_cache(maxsize=64)
-def _ranges(correction: Correction) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Both ends of each number's range in training, (2, F), and its width in the direction that leads out of it.
-
-    A flag that never varied says nothing of distance, so its range is endless.
-    """
+def _range(correction: Correction) -> Range:
+    """A flag that never varied says nothing of distance, so its range is endless."""
     varied = correction.high > correction.low
     edges = np.where(varied, [correction.low, correction.high], [[-np.inf], [np.inf]])
-    span = np.where(varied, np.maximum(correction.high - correction.low, np.float32(1e-3)), 1.0)
-    return edges.astype(np.float32), np.array([-span, span], np.float32)
+    width = np.where(varied, np.maximum(correction.high - correction.low, np.float32(1e-3)), 1.0)
+    return Range(edges.astype(np.float32), np.array([-width, width], np.float32))
 
 
 @lru_cache(maxsize=1024)
@@ -154,6 +157,7 @@ class Speaker:
 
     forest: Forest  # three sums: trees shared by all, those of this GPU, and the log of the error to expect
     timed_forest: Forest  # the same with shared trees that see launches as timed, in columns behind the numbers
+    range: Range
     carry: float  # how much of the trees holds here
     level: NDArray[np.float64]
     basis: int  # of launches inside the training range: index into BASES
@@ -161,9 +165,10 @@ class Speaker:
     def says(self, numbers: NDArray[np.float32], timed: NDArray[np.float32] | None) -> tuple[Any, Any]:
         """What trees add, and the log of the error to expect. `timed` is what shared trees see, where that is not `numbers`."""
         if timed is None:
-            shared, own, log_error = self.forest.sums(numbers)
+            sums = self.forest.sums(numbers)
         else:
-            shared, own, log_error = self.timed_forest.sums(np.concatenate([numbers, timed], axis=-1))
+            sums = self.timed_forest.sums(np.concatenate([numbers, timed], axis=-1))
+        shared, own, log_error = sums.tolist() if sums.ndim == 1 else sums
         return shared + own, log_error
 
 
@@ -177,9 +182,9 @@ def _speaker(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str],
     names = _in_its_engine(correction, names, known)
     forests = _forests(correction, names, known, _spread(correction, names, gpu.id if basis == 0 else None))
     if known is None:
-        return Speaker(*forests, correction.carry, np.zeros(len(GROUPS)), basis)
+        return Speaker(*forests, _range(correction), correction.carry, np.zeros(len(GROUPS)), basis)
     level = correction.level[correction.gpus.index(known)].astype(np.float64)
-    return Speaker(*forests, 1.0, level, basis)
+    return Speaker(*forests, _range(correction), 1.0, level, basis)
 
 
 def _in_its_engine(correction: Correction, names: dict[str, str], known: str | None) -> dict[str, str]:
@@ -210,8 +215,10 @@ def _spread(correction: Correction, names: Mapping[str, str], gpu: str | None) -
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    log_ratio: NDArray[np.float64]
-    width: NDArray[np.float64]
+    """Plain numbers for a lone launch, else arrays (L,); the basis is an array in any case."""
+
+    log_ratio: Any
+    width: Any
     basis: np.ndarray
 
 

@@ -45,11 +45,13 @@ def relations(family: str, names: tuple[str, ...], counts: Sequence[Any], log2_s
         for place in below:
             product = product - log2_sizes[place]
         found.append(product)
-    for tile in _tiles(family, names):
-        pieces: Any = 1.0
-        for place, size in tile:
-            pieces = pieces * ceil(counts[place] / size)
-        rounds = pieces / gpu.num_sms
+    cuts, tiles = _tiles(family, names)
+    pieces = [ceil(counts[place] / size) for place, size in cuts]
+    for first, *others in tiles:
+        number = pieces[first]
+        for cut in others:
+            number = number * pieces[cut]
+        rounds = number / gpu.num_sms
         found.append(ceil(rounds) / rounds)
     return found
 
@@ -61,7 +63,9 @@ def _products(family: str, names: tuple[str, ...]) -> list[list[list[int]]]:
 
 
 @cache
-def _tiles(family: str, names: tuple[str, ...]) -> list[list[tuple[int, float]]]:
-    """Which sizes each tile cuts, and into pieces of what size."""
+def _tiles(family: str, names: tuple[str, ...]) -> tuple[list[tuple[int, float]], list[list[int]]]:
+    """The different cuts, each of a size and into pieces of what length; and which of them make each tile."""
     named, tiles = ROUNDS.get(family, ((), ()))
-    return [[(names.index(name), float(size)) for name, size in zip(named, tile, strict=True)] for tile in tiles]
+    made = [[(names.index(name), float(size)) for name, size in zip(named, tile, strict=True)] for tile in tiles]
+    cuts = list(dict.fromkeys(cut for tile in made for cut in tile))
+    return cuts, [[cuts.index(cut) for cut in tile] for tile in made]

@@ -12,6 +12,7 @@ import numpy as np
 from tilecast import hardware, units
 from tilecast.errors import InvalidInput
 from tilecast.execution import Analysis, Once, Protocol
+from tilecast.execution.arithmetic import exp, maximum
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
@@ -143,21 +144,22 @@ def _predict_part(
     find = usable if corrections is None else corrections.get
     correction = find(kernel.family) if learned and kernel.family in SIZES else None
     asked = launches(kernel, gpu, found, protocol, engine) if correction is not None else None
-    median_s = np.atleast_1d(found.analytic_s)
+    median_s, bound_s = found.analytic_s, found.bound_s
     if correction is None or asked is None or not correction.applies_to(asked):
         width: Floats | float = interval_width(kernel.family)
-        basis = np.full(len(median_s), "analytic")
+        basis = np.full(np.size(median_s), "analytic")
     else:
         corrected = _corrected(correction, kernel, gpu, asked)
-        median_s = np.maximum(median_s * np.exp(corrected.log_ratio), found.bound_s)
+        median_s = maximum(median_s * exp(corrected.log_ratio), bound_s)
         width, basis = corrected.width, corrected.basis
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
 
         shift, width = profile.adjust(sites_of(kernel, gpu, found, protocol, engine, width), width)
-        median_s = np.maximum(median_s * np.exp(shift), found.bound_s)
-    factor = np.exp(width)
-    return _Part(found.analysis, median_s, np.maximum(median_s / factor, found.bound_s), median_s * factor, basis)
+        median_s = maximum(median_s * exp(shift), bound_s)
+    factor = exp(width)
+    each = (median_s, maximum(median_s / factor, bound_s), median_s * factor)
+    return _Part(found.analysis, *(values if isinstance(values, np.ndarray) else np.array([values]) for values in each), basis)
 
 
 def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
@@ -174,7 +176,7 @@ def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launche
         return correction.correct(unnamed, gpu)
     one, other = correction.correct(named.where(~is_unnamed), gpu), correction.correct(unnamed.where(is_unnamed), gpu)
     places = np.argsort(np.argsort(is_unnamed, kind="stable"))
-    return Corrected(*(np.concatenate([getattr(one, name), getattr(other, name)])[places] for name in ("log_ratio", "width", "basis")))
+    return Corrected(*(np.append(getattr(one, name), getattr(other, name))[places] for name in ("log_ratio", "width", "basis")))
 
 
 def _opened(profile: "Profile | str | Path", gpu: GpuSpec, learned: bool) -> "Profile | None":
