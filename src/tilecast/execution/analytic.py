@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -89,10 +90,10 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     """
     rates = _rates(gpu, tasks.matrix_dtype, using)
     using = using or constants()
-    columns = [len(values) for values in (tasks.num_tasks, tasks.least_flop) if isinstance(values, np.ndarray) and values.ndim == 2]
-    num_launches = max(columns, default=1)
-    if columns and num_launches == 1:
+    num_launches = max(_rows(tasks.num_tasks), _rows(tasks.least_flop))
+    if num_launches == 1:
         tasks = tasks.alone()
+    num_launches = num_launches or 1
     mean_tasks = tasks.num_tasks / gpu.num_sms
     busiest = ceil(mean_tasks) if tasks.busiest_tasks is None else maximum(tasks.busiest_tasks, mean_tasks)
     rounds = tasks.rounds
@@ -182,6 +183,11 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
 
 
 # ---- arrays (L, V), columns (L, 1), rows (V,) and plain numbers ----------------------------------------------------
+
+
+def _rows(values: Numbers) -> int:
+    """Of an array (L, V), else none."""
+    return len(values) if isinstance(values, np.ndarray) and values.ndim == 2 else 0
 
 
 def _used(work: Numbers) -> bool:
@@ -334,7 +340,8 @@ def _soft_minimum(time_s: Floats, fastest_s: Numbers, sharpness: float) -> Numbe
     """The average over variants, weighted towards the fastest."""
     rate = -sharpness / fastest_s
     weight = np.exp(time_s * (rate[:, None] if isinstance(rate, np.ndarray) else rate))
-    if time_s.ndim == 1:
-        return weight.dot(time_s).item() / np.add.reduce(weight).item()
+    if time_s.ndim == 1:  # few numbers: adding them up one by one costs a third
+        weights = weight.tolist()
+        return sum(map(mul, weights, time_s.tolist())) / sum(weights)
     average: Floats = np.vecdot(weight, time_s) / weight.sum(axis=-1)
     return average

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from tilecast.execution.arithmetic import ceil
 from tilecast.hardware import GpuSpec
 
 # Products of sizes, over a product after the slash.
@@ -46,13 +45,12 @@ def relations(family: str, names: tuple[str, ...], counts: Sequence[Any], log2_s
             product = product - log2_sizes[place]
         found.append(product)
     cuts, tiles = _tiles(family, names)
-    pieces = [ceil(counts[place] / size) for place, size in cuts]
+    pieces = [-(-counts[place] // size) for place, size in cuts]  # rounded up
     for first, *others in tiles:
         number = pieces[first]
         for cut in others:
             number = number * pieces[cut]
-        rounds = number / gpu.num_sms
-        found.append(ceil(rounds) / rounds)
+        found.append(-(-number // gpu.num_sms) * gpu.num_sms / number)
     return found
 
 

@@ -1,9 +1,10 @@
 """Predict one kernel, or a million launches of it: median, 80 % interval, bound, what binds, and the basis of the number."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -200,19 +201,25 @@ def interval_width(family: str) -> float:
 
 def _blocks(kernel: Any) -> list[Any]:
     """The kernel cut into runs of at most BLOCK launches."""
-    values = [(name, getattr(kernel, name)) for name in _field_names(kernel.__class__)]
-    arrays = {name: value for name, value in values if isinstance(value, LISTS) and len(value) > BLOCK and np.ndim(value) == 1}
+    names, read = _fields(kernel.__class__)
+    values = read(kernel)
+    if not any(isinstance(value, LISTS) for value in values):
+        return [kernel]
+    given = dict(zip(names, values, strict=True))
+    arrays = {name: value for name, value in given.items() if isinstance(value, LISTS) and len(value) > BLOCK and np.ndim(value) == 1}
     if not arrays:
         return [kernel]
     return [
-        type(kernel)(**{**dict(values), **{name: entries[start : start + BLOCK] for name, entries in arrays.items()}})
+        type(kernel)(**{**given, **{name: entries[start : start + BLOCK] for name, entries in arrays.items()}})
         for start in range(0, max(map(len, arrays.values())), BLOCK)
     ]
 
 
 @cache
-def _field_names(record: Any) -> tuple[str, ...]:
-    return tuple(entry.name for entry in fields(record))
+def _fields(record: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Their names, and what reads all of them (records have two at least)."""
+    names = tuple(entry.name for entry in fields(record))
+    return names, attrgetter(*names)
 
 
 def _concatenated(parts: list[Any]) -> Any:
