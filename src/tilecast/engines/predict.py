@@ -28,7 +28,7 @@ from tilecast.workloads.aggregate import (
     StepTime,
     evaluated_steps,
     median_over_steps,
-    price_step,
+    price_steps,
     step_weights,
     weakest,
 )
@@ -228,16 +228,19 @@ def predict(
     if measured is not None:
         price = partial(price, profile=measured)
 
-    def timed(tokens: Tokens, stage: int | None = None) -> StepTime:
-        return price_step(found.step(tokens, stage), spec, price)
-
     prompts, passes, num_passes = found.prefill(asked, wave)
-    prefill = timed(prompts)
-    waits = timed(prompts, shard.pp - 1).times(num_passes - 1) if shard.pp > 1 and num_passes > 1 else None
-    once = passes / num_passes if waits else passes  # stages overlap: one pass, and the last stage of the others
     points = evaluated_steps(wave.output_tokens)
     steps = decode_tokens(wave, points.tolist(), shard.dp) if len(points) else None
-    decode = timed(steps) if steps else None
+    waits_for_passes, waits_for_waves = shard.pp > 1 and num_passes > 1, steps is not None and waves > 1
+    wanted = [(prompts, None), *([(prompts, shard.pp - 1)] if waits_for_passes else [])]
+    if steps is not None:
+        wanted += [(steps, None), *([(steps, shard.pp - 1)] if waits_for_waves else [])]
+    times = iter(price_steps([found.step(tokens, stage) for tokens, stage in wanted], spec, price))
+    prefill = next(times)
+    waits = next(times).times(num_passes - 1) if waits_for_passes else None
+    once = passes / num_passes if waits else passes  # stages overlap: one pass, and the last stage of the others
+    decode = next(times) if steps is not None else None
+    last_stage = next(times, None)
     host_prefill, host_step = _prefill_host(runs.host, config, prefill, passes), _decode_host(runs, config, shard)
     if measured is not None:
         host_prefill, host_step = (_measured_host(measured, *each) for each in (("prefill", host_prefill), ("decode", host_step)))
@@ -245,12 +248,11 @@ def predict(
     prefill_s = _total(prefill, once) + host_prefill + (_total(waits, once) if waits else NOTHING)
     decode_s = step_s = NOTHING
     if decode is not None:
-        assert steps is not None
         weights, waits = step_weights(points), None
-        if waves > 1:
-            waits = timed(steps, shard.pp - 1).times(waves - 1)
+        if last_stage is not None:
+            waits = last_stage.times(waves - 1)
             if runs.fact("overlaps_decode_steps"):  # a group's next pass starts when it is back, or when the last stage has seen all groups
-                waits = timed(steps, shard.pp - 1).times(waves).beyond(decode)
+                waits = last_stage.times(waves).beyond(decode)
         host_s = host_step.per(1.0 / asked.num_decode_steps)
         decode_s = _total(decode, weights) + host_s + (_total(waits, weights) if waits else NOTHING)
         step_s = _median_step(points, decode) + host_step + (_median_step(points, waits) if waits else NOTHING)
@@ -481,5 +483,5 @@ def _sizes(kernel: Any) -> dict[str, Any]:
         elif isinstance(value, bool):
             shown[name] = value
         elif isinstance(value, int | np.ndarray) and not (is_ragged and name == "batch"):
-            shown[name] = int(np.atleast_1d(value)[-1])
+            shown[name] = int(value[-1] if np.ndim(value) else value)
     return shown

@@ -133,7 +133,10 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
 
     def analysis() -> Analysis:
         def each(values: Numbers) -> Floats:
-            return np.full(num_launches, chosen(values), np.float64)
+            return entries(chosen(values))
+
+        def entries(found: Numbers) -> Floats:
+            return np.asarray(found, np.float64) if isinstance(found, np.ndarray) else np.full(num_launches, found, np.float64)
 
         demand = {
             name: each(tasks.num_tasks * amount) / (per_clock * gpu.num_sms * gpu.highest_clock_hz)
@@ -144,17 +147,17 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
         busy_each = {name: each(seconds) for name, seconds in busy.items()}
         return Analysis(
             bound_s=each(bound_s),
-            analytic_s=np.full(num_launches, analytic_s, np.float64),
+            analytic_s=entries(analytic_s),
             bound_by=_binding(busy_each, launch_s),
             demand_s={**demand, "dram": each(tasks.dram_bytes) / gpu.dram_bytes_per_s},
             busy_s=busy_each,
             placement=Placement(
                 num_tasks=each(tasks.num_tasks),
                 busiest_tasks=each(busiest),
-                waves=np.full(num_launches, waves, np.float64),
-                tail_fraction=np.full(num_launches, tail_fraction, np.float64),
+                waves=entries(waves),
+                tail_fraction=entries(tail_fraction),
             ),
-            clock_hz=np.full(num_launches, clock_hz, np.float64),
+            clock_hz=entries(clock_hz),
             launch_s=each(launch_s),
             variant=_texts(tasks.variants).take(chosen.best),
             stages_s={
