@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -471,11 +471,17 @@ def _part(time: CallTime, weights: Floats, whole_s: float) -> Part:
     )
 
 
+@cache
+def _parameters(kernel: Any) -> tuple[str, ...]:
+    return tuple(entry.name for entry in fields(kernel))
+
+
 def _sizes(kernel: Any) -> dict[str, Any]:
     """The numbers of a kernel, those of its last step; a ragged batch by its number of requests and its longest context."""
     shown: dict[str, Any] = {}
     is_ragged = getattr(kernel, "q_lens", None) is not None
-    for name, value in ((entry.name, getattr(kernel, entry.name)) for entry in fields(kernel)):
+    for name in _parameters(kernel.__class__):
+        value = getattr(kernel, name)
         if name == "q_lens" and value is not None:
             shown |= {"batch": len(value[-1]), "q_tokens": int(np.sum(value[-1]))}
         elif name == "kv_lens" and value is not None:
@@ -483,5 +489,5 @@ def _sizes(kernel: Any) -> dict[str, Any]:
         elif isinstance(value, bool):
             shown[name] = value
         elif isinstance(value, int | np.ndarray) and not (is_ragged and name == "batch"):
-            shown[name] = int(value[-1] if np.ndim(value) else value)
+            shown[name] = int(value[-1]) if isinstance(value, np.ndarray) else value
     return shown

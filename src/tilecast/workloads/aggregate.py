@@ -169,14 +169,13 @@ def _price_group(calls: list[tuple[KernelCall, int]], gpu: GpuSpec, price: Price
     names = [name for name, value in others.items() if _is_number(value)]
     if not names or any(_is_ragged(value) for value in others.values()):
         predicted = price(first.kernel, gpu, **conditions(first))
-        return [_call_time(call, predicted, slice(None), num_steps) for call, num_steps in calls]
+        return _call_times(calls, predicted, [list(range(len(predicted.median_s)))] * len(calls))
     places: dict[tuple[float, ...], int] = {}
     rows = [[places.setdefault(launch, len(places)) for launch in _launches(call, names, num_steps)] for call, num_steps in calls]
     distinct = {
         name: values[0] if len(places) == 1 else np.array(values) for name, values in zip(names, zip(*places, strict=True), strict=True)
     }
-    predicted = price(first.kernel.__class__(**{**others, **distinct}), gpu, **conditions(first))
-    return [_call_time(call, predicted, np.array(where), num_steps) for (call, num_steps), where in zip(calls, rows, strict=True)]
+    return _call_times(calls, price(first.kernel.__class__(**{**others, **distinct}), gpu, **conditions(first)), rows)
 
 
 def _launches(call: KernelCall, names: list[str], num_steps: int) -> Iterable[tuple[float, ...]]:
@@ -187,20 +186,20 @@ def _launches(call: KernelCall, names: list[str], num_steps: int) -> Iterable[tu
     return zip(*(size.tolist() if isinstance(size, np.ndarray) else [size] * num_steps for size in sizes), strict=True)
 
 
-def _call_time(call: KernelCall, predicted: Any, rows: Any, num_steps: int) -> CallTime:
-    def times(values: Floats) -> Floats:
-        each = values[rows] * call.count
-        return np.asarray(each) if len(each) == num_steps else np.full(num_steps, each)
-
-    return CallTime(
-        call=call,
-        median_s=times(predicted.median_s),
-        low_s=times(predicted.low_s),
-        high_s=times(predicted.high_s),
-        bound_s=times(predicted.bound_s),
-        bound_by=str(np.asarray(predicted.analysis.bound_by)[rows][-1]),
-        basis=weakest(sorted(set(np.asarray(predicted.basis)[rows].tolist()))),
-    )
+def _call_times(calls: list[tuple[KernelCall, int]], predicted: Any, rows: list[list[int]]) -> list[CallTime]:
+    """What was predicted of a kind, dealt out to its calls: each has its launches at some rows, one for every step or one for all."""
+    times_s = np.array([predicted.median_s, predicted.low_s, predicted.high_s, predicted.bound_s])
+    bases, binding = np.asarray(predicted.basis).tolist(), np.asarray(predicted.analysis.bound_by)
+    found = []
+    for (call, num_steps), places in zip(calls, rows, strict=True):
+        each_s = times_s.take(places, axis=1) * call.count
+        median_s, low_s, high_s, bound_s = each_s if len(places) == num_steps else np.repeat(each_s, num_steps, axis=1)
+        basis = weakest([bases[place] for place in dict.fromkeys(places)])
+        bound_by = str(binding[places[-1]])
+        found.append(
+            CallTime(call=call, median_s=median_s, low_s=low_s, high_s=high_s, bound_s=bound_s, bound_by=bound_by, basis=basis)
+        )
+    return found
 
 
 # ---- many steps --------------------------------------------------------------------------------------------------
