@@ -332,10 +332,11 @@ def smooth_maximum(parts: list[Numbers]) -> Any:
     """
     if len(parts) == 1:
         return parts[0]
-    squares = [part * part for part in parts]
-    total = squares[0] * squares[0]
-    for square in squares[1:]:
-        total = total + square * square
+    powers = [part * part for part in parts]
+    total: Any = 0.0
+    for place, power in enumerate(powers):
+        power *= power  # in place: it is ours
+        total = total + power if place else power
     return sqrt(sqrt(total))
 
 

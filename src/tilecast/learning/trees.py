@@ -29,6 +29,9 @@ class Trees:
         return forest([self], numbers.shape[1], np.zeros(0, np.float32)).predict(numbers)
 
 
+NOTHING = Trees(np.zeros((1, 1), np.int32), np.full((1, 1), np.inf, np.float32), np.zeros((1, 2), np.float32))  # nobody passes, nothing is added
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
     """T trees of at most DEEPEST questions that make one sum or several; each of the Q different questions is asked once."""
@@ -39,7 +42,7 @@ class Forest:
     depth: NDArray[np.int64]  # (T,)
     first: NDArray[np.int64]  # (T,) of each tree's leaves
     leaf: NDArray[np.float32]
-    sum_of: NDArray[np.int64]  # (T,) which sum a tree adds to: trees of one lie together, the deepest first
+    begin: NDArray[np.int64]  # (S,) the first tree of each sum, deepest first; every sum has one
     constant: NDArray[np.float64]  # (S,) what trees add that have no question left
 
     def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -51,13 +54,13 @@ class Forest:
         if numbers.ndim == 1:
             answers = numbers.take(self.feature) > self.threshold
             leaf_of = np.packbits(answers.take(self.question), bitorder="little")
-            return np.bincount(self.sum_of, self.leaf.take(leaf_of + self.first), len(self.constant)) + self.constant
+            reached = self.leaf.take(leaf_of + self.first)
+            return np.add.reduceat(reached, self.begin, dtype=np.float64) + self.constant
         totals = np.repeat(self.constant[:, None], len(numbers), axis=1)
-        ends = np.searchsorted(self.sum_of, np.arange(len(self.constant) + 1)).tolist()
         for start in range(0, len(numbers), BLOCK):
             columns = np.ascontiguousarray(numbers[start : start + BLOCK].T)  # a question reads one feature of many rows
             answers = (columns[self.feature] > self.threshold[:, None]).view(np.uint8)
-            for total, trees in zip(totals, map(slice, ends, ends[1:]), strict=True):
+            for total, trees in zip(totals, map(slice, self.begin, [*self.begin[1:], None]), strict=True):
                 reached = self._leaves(answers, trees) + self.first[trees, None]
                 total[start : start + BLOCK] += self.leaf.take(reached, mode="clip").sum(axis=0, dtype=np.float64)
         return totals
@@ -86,13 +89,13 @@ def together(forests: Sequence[Forest]) -> Forest:
         before = np.cumsum([0, *(len(getattr(each, counted)) if counted else 0 for each in forests)])
         return np.concatenate([getattr(each, name) + start if counted else getattr(each, name) for each, start in zip(forests, before, strict=False)])
 
-    places = {"question": "feature", "first": "leaf", "sum_of": "constant"}
+    places = {"question": "feature", "first": "leaf", "begin": "depth"}
     return Forest(**{entry.name: joined(entry.name, places.get(entry.name)) for entry in fields(Forest)})
 
 
 def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) -> Forest:
     """The sum of all trees of `parts`, with the columns from `num_open` on known beforehand: their questions are answered here, once."""
-    folded = [_folded(trees, num_open, known) for trees in parts or [empty()]]
+    folded = [_folded(trees, num_open, known) for trees in (*parts, NOTHING)]  # a sum has one tree at least
     feature, threshold = (np.concatenate([getattr(trees, name) for trees, _ in folded]) for name in ("feature", "threshold"))
     leaf, depth = np.concatenate([trees.leaf for trees, _ in folded]), np.concatenate([depth for _, depth in folded])
     constant = leaf[depth == 0, 0].sum(dtype=np.float64, keepdims=True)
@@ -110,7 +113,7 @@ def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) ->
         depth=depth,
         first=np.cumsum(size) - size,
         leaf=leaf[np.arange(1 << DEEPEST) < size[:, None]],
-        sum_of=np.zeros(len(depth), np.int64),
+        begin=np.zeros(1, np.int64),
         constant=constant,
     )
 

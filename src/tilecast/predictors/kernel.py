@@ -159,8 +159,10 @@ def _predict_part(
         shift, width = profile.adjust(sites_of(kernel, gpu, found, protocol, engine, width), width)
         median_s = maximum(median_s * exp(shift), bound_s)
     factor = exp(width)
-    each = (median_s, maximum(median_s / factor, bound_s), median_s * factor)
-    return _Part(found.analysis, *(values if isinstance(values, np.ndarray) else np.array([values]) for values in each), basis)
+    low_s, high_s = maximum(median_s / factor, bound_s), median_s * factor
+    if not isinstance(median_s, np.ndarray):
+        median_s, low_s, high_s = np.array([[median_s], [low_s], [high_s]])
+    return _Part(found.analysis, median_s, low_s, high_s, basis)
 
 
 def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
