@@ -105,7 +105,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     boost_hz = gpu.boost_clock_hz
     busy = {name: busiest * (amount / (per_clock * boost_hz * rates.issued.get(name, 1.0))) for name, (amount, per_clock) in work.items()}
     slowdown: Numbers = 1.0
-    if rates.matrix_unit in busy and _used(tasks.matrix_flop):
+    if rates.limited < 1.0 and rates.matrix_unit in busy and _used(tasks.matrix_flop):
         slowdown = sustained_fraction(rates.limited, busy[rates.matrix_unit], using)
         busy = {name: seconds / slowdown for name, seconds in busy.items()}
     l2_per_s = (tasks.l2_bytes_per_clock_per_sm or l2_bytes_per_clock(gpu, using)) * boost_hz
@@ -330,13 +330,12 @@ def smooth_maximum(parts: list[Numbers]) -> Any:
 
     Pipelines overlap well but compete for issue slots and memory; squares and square roots keep it cheap.
     """
-    if len(parts) == 1:
-        return parts[0]
-    powers = [part * part for part in parts]
-    total: Any = 0.0
-    for place, power in enumerate(powers):
-        power *= power  # in place: it is ours
-        total = total + power if place else power
+    if len(parts) < 2:
+        return parts[0] if parts else 0.0
+    squares = [part * part for part in parts]
+    total = squares[0] * squares[0]
+    for square in squares[1:]:
+        total = total + square * square
     return sqrt(sqrt(total))
 
 
@@ -346,6 +345,6 @@ def _soft_minimum(time_s: Floats, fastest_s: Numbers, sharpness: float) -> Numbe
     weight = np.exp(time_s * (rate[:, None] if isinstance(rate, np.ndarray) else rate))
     if time_s.ndim == 1:  # few numbers: adding them up one by one costs a third
         weights = weight.tolist()
-        return sum(map(mul, weights, time_s.tolist())) / sum(weights)
+        return float(sum(map(mul, weights, time_s.tolist())) / sum(weights))
     average: Floats = np.vecdot(weight, time_s) / weight.sum(axis=-1)
     return average

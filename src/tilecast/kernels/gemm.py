@@ -58,24 +58,26 @@ class Gemm:
         size = launch_sizes(m=self.m, n=self.n, k=self.k, batch=self.batch)
         m, n, k, batch = size["m"], size["n"], size["k"], size["batch"]
         held, runs = quantisation(self.dtype), _library(gpu, self.dtype, self.identity, self.tile, self.split)
-        output_tiles = ceil_div(m, runs.rows) * ceil_div(n, runs.columns) * batch
+        num_tasks = output_tiles = ceil_div(m, runs.rows) * ceil_div(n, runs.columns) * batch
         split: Numbers = float(self.split or 1)
-        if runs.may_split:
+        fewest_tiles = output_tiles.item(output_tiles.argmin())
+        if runs.may_split and 2 * fewest_tiles <= gpu.num_sms:  # else no tile leaves SMs for a second part
             room = np.minimum(np.floor(gpu.num_sms / output_tiles), k // LEAST_SPLIT_K)
             split = np.maximum(room * runs.splits, 1.0)
+        fixed_s = self._quantise_s(size, gpu, protocol)
+        if isinstance(split, np.ndarray) or split > 1.0:
+            num_tasks = output_tiles * split
+            sums_s = batch * m * n * 8.0 / runs.l2_bytes_per_s  # of one part: fp32, written and read again
+            fixed_s = where(split > 1, fixed_s + runs.launch_s + split * sums_s, fixed_s)
         k_steps = ceil_div(k, split * runs.k_step)
 
         a_bytes, b_bytes = batch * m * k * held.activation.bytes, batch * n * k * held.weight.bytes
         out = max(2.0, min(4.0, held.activation.bytes))
         c_bytes = batch * m * n * out + n * out * flag(self.bias)
         streams = {"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}
-        fixed_s = self._quantise_s(size, gpu, protocol)
-        if runs.may_split or self.split:
-            sums_s = batch * m * n * 8.0 / runs.l2_bytes_per_s  # of one part: fp32, written and read again
-            fixed_s = where(split > 1, fixed_s + runs.launch_s + split * sums_s, fixed_s)
         return TaskSet(
             matrix_dtype=held.compute.name,
-            num_tasks=output_tiles * split,
+            num_tasks=num_tasks,
             least_flop=2.0 * batch * m * n * k,
             least_bytes=least_from_dram(a_bytes + b_bytes + c_bytes, gpu, protocol.cache),
             matrix_flop=runs.flop_per_step * k_steps,
@@ -107,7 +109,7 @@ class Gemm:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Library:
-    """What runs products of one format on one GPU: output tiles side by side, rows (V,), each whole along K and, where allowed, also split."""
+    """What runs products of one format on one GPU: tiles side by side, rows (V,), each whole along K and, where allowed, also split."""
 
     rows: Floats
     columns: Floats

@@ -84,7 +84,7 @@ class Correction:
         expected = self.quantile[basis] * exp(log_error)
         width = clip(expected, NARROWEST, WIDEST) * (1.0 + minimum(beyond, 2.0))
         if is_lone:
-            return Corrected(float(log_ratio), float(width), BASIS_NAMES[basis : basis + 1])
+            return Corrected(np.array([log_ratio]), np.array([width]), BASIS_NAMES[basis : basis + 1])
         return Corrected(log_ratio, width, np.broadcast_to(BASIS_NAMES[basis], len(numbers)))
 
     def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
@@ -164,10 +164,7 @@ class Speaker:
 
     def says(self, numbers: NDArray[np.float32], timed: NDArray[np.float32] | None) -> tuple[Any, Any]:
         """What trees add, and the log of the error to expect. `timed` is what shared trees see, where that is not `numbers`."""
-        if timed is None:
-            sums = self.forest.sums(numbers)
-        else:
-            sums = self.timed_forest.sums(np.concatenate([numbers, timed], axis=-1))
+        sums = self.forest.sums(numbers) if timed is None else self.timed_forest.sums(np.concatenate([numbers, timed], axis=-1))
         shared, own, log_error = sums.tolist() if sums.ndim == 1 else sums
         return shared + own, log_error
 
@@ -215,10 +212,8 @@ def _spread(correction: Correction, names: Mapping[str, str], gpu: str | None) -
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """Plain numbers for a lone launch, else arrays (L,); the basis is an array in any case."""
-
-    log_ratio: Any
-    width: Any
+    log_ratio: NDArray[np.float64]
+    width: NDArray[np.float64]
     basis: np.ndarray
 
 

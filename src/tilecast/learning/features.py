@@ -108,7 +108,7 @@ def _described(kernel: Any, gpu: GpuSpec, found: Priced) -> tuple[Matrix, NDArra
     group = GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0)).reshape(-1)
     if is_lone:
         return np.array([rows], np.float32), group
-    numbers = np.empty((len(rows), len(time_s)), np.float32)
+    numbers = np.empty((len(rows), np.size(time_s)), np.float32)
     for row, values in enumerate(rows):
         numbers[row] = values
     return numbers.T, group

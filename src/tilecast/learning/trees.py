@@ -6,6 +6,7 @@ Names and GPUs are columns too, the same for all launches of a call: a `Forest` 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ class Trees:
         return forest([self], numbers.shape[1], np.zeros(0, np.float32)).predict(numbers)
 
 
-NOTHING = Trees(np.zeros((1, 1), np.int32), np.full((1, 1), np.inf, np.float32), np.zeros((1, 2), np.float32))  # nobody passes, nothing is added
+# Nobody passes, and nothing is added.
+NOTHING = Trees(np.zeros((1, 1), np.int32), np.full((1, 1), np.inf, np.float32), np.zeros((1, 2), np.float32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,20 +49,21 @@ class Forest:
 
     def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """The sum of every tree's leaf, for each row of (R, F), of a forest that makes one sum."""
-        return self.sums(numbers)[0]
+        return np.asarray(self.sums(numbers)[0])
 
     def sums(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """(S, R) for the rows of (R, F), or (S,) for a single row (F,)."""
         if numbers.ndim == 1:
-            answers = numbers.take(self.feature) > self.threshold
-            leaf_of = np.packbits(answers.take(self.question), bitorder="little")
-            reached = self.leaf.take(leaf_of + self.first)
-            return np.add.reduceat(reached, self.begin, dtype=np.float64) + self.constant
+            passed = numbers.take(self.feature) > self.threshold
+            leaf_of = np.packbits(passed.take(self.question), bitorder="little")
+            values = self.leaf.take(leaf_of + self.first)
+            return np.asarray(np.add.reduceat(values, self.begin, dtype=np.float64) + self.constant)
         totals = np.repeat(self.constant[:, None], len(numbers), axis=1)
+        begin = self.begin.tolist()
         for start in range(0, len(numbers), BLOCK):
             columns = np.ascontiguousarray(numbers[start : start + BLOCK].T)  # a question reads one feature of many rows
             answers = (columns[self.feature] > self.threshold[:, None]).view(np.uint8)
-            for total, trees in zip(totals, map(slice, self.begin, [*self.begin[1:], None]), strict=True):
+            for total, trees in zip(totals, map(slice, begin, [*begin[1:], None]), strict=True):
                 reached = self._leaves(answers, trees) + self.first[trees, None]
                 total[start : start + BLOCK] += self.leaf.take(reached, mode="clip").sum(axis=0, dtype=np.float64)
         return totals
@@ -86,8 +89,10 @@ def together(forests: Sequence[Forest]) -> Forest:
 
     def joined(name: str, counted: str | None = None) -> Any:
         """Entries end to end; places in what is `counted` move with it."""
-        before = np.cumsum([0, *(len(getattr(each, counted)) if counted else 0 for each in forests)])
-        return np.concatenate([getattr(each, name) + start if counted else getattr(each, name) for each, start in zip(forests, before, strict=False)])
+        lengths = [len(getattr(each, counted)) if counted else 0 for each in forests]
+        moved = accumulate(lengths[:-1], initial=0)
+        parts = [(getattr(each, name), start) for each, start in zip(forests, moved, strict=True)]
+        return np.concatenate([values + start if start else values for values, start in parts])
 
     places = {"question": "feature", "first": "leaf", "begin": "depth"}
     return Forest(**{entry.name: joined(entry.name, places.get(entry.name)) for entry in fields(Forest)})

@@ -151,8 +151,9 @@ def _predict_part(
         basis = np.full(np.size(median_s), "analytic")
     else:
         corrected = _corrected(correction, kernel, gpu, asked)
-        median_s = maximum(median_s * exp(corrected.log_ratio), bound_s)
-        width, basis = corrected.width, corrected.basis
+        basis, is_lone = corrected.basis, len(corrected.basis) == 1
+        log_ratio, width = (each.item() if is_lone else each for each in (corrected.log_ratio, corrected.width))
+        median_s = maximum(median_s * exp(log_ratio), bound_s)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
 
@@ -171,7 +172,7 @@ def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launche
     if kernel.identity is not None:
         return correction.correct(named, gpu)
     named = correction.named(named, gpu)
-    is_unnamed = kernel.unnamed() if hasattr(kernel, "unnamed") else False
+    is_unnamed: Any = kernel.unnamed() if hasattr(kernel, "unnamed") else False
     if is_unnamed is False or not np.any(is_unnamed):
         return correction.correct(named, gpu)
     unnamed = asked.called({**named.names, "identity": "None"})
@@ -179,7 +180,7 @@ def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launche
         return correction.correct(unnamed, gpu)
     one, other = correction.correct(named.where(~is_unnamed), gpu), correction.correct(unnamed.where(is_unnamed), gpu)
     places = np.argsort(np.argsort(is_unnamed, kind="stable"))
-    return Corrected(*(np.append(getattr(one, name), getattr(other, name))[places] for name in ("log_ratio", "width", "basis")))
+    return Corrected(*(np.concatenate([getattr(one, name), getattr(other, name)])[places] for name in ("log_ratio", "width", "basis")))
 
 
 def _opened(profile: "Profile | str | Path", gpu: GpuSpec, learned: bool) -> "Profile | None":

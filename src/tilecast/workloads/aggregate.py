@@ -196,9 +196,7 @@ def _call_times(calls: list[tuple[KernelCall, int]], predicted: Any, rows: list[
         median_s, low_s, high_s, bound_s = each_s if len(places) == num_steps else np.repeat(each_s, num_steps, axis=1)
         basis = weakest([bases[place] for place in dict.fromkeys(places)])
         bound_by = str(binding[places[-1]])
-        found.append(
-            CallTime(call=call, median_s=median_s, low_s=low_s, high_s=high_s, bound_s=bound_s, bound_by=bound_by, basis=basis)
-        )
+        found.append(CallTime(call=call, median_s=median_s, low_s=low_s, high_s=high_s, bound_s=bound_s, bound_by=bound_by, basis=basis))
     return found
 
 
