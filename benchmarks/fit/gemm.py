@@ -39,6 +39,7 @@ def training_slices() -> list[tuple[tuple[str, ...], pl.DataFrame]]:
 
 def mean_log_error(slices: list[tuple[tuple[str, ...], pl.DataFrame]], using: Constants) -> float:
     errors = []
+    gemm._library.cache_clear()  # it keeps what follows from the constants
     with mock.patch.object(gemm, "constants", lambda: using):
         for (gpu_id, _, identity, timer, cache), part in slices:
             gpu, protocol = hardware.gpu(gpu_id), Protocol(timer, cache)

@@ -14,9 +14,12 @@ H100 = hardware.gpu("h100-sxm")  # 132 SMs
 
 
 def of(family: str, **sizes: float) -> dict[str, float]:
-    values = np.array([[sizes.get(name, 1.0)] for name in SIZES[family]])
-    found = relations(family, SIZES[family], values, np.log2(values), H100)
-    return dict(zip(relation_names(family), found[:, 0].tolist(), strict=True))
+    values = [sizes.get(name, 1.0) for name in SIZES[family]]
+    alone = relations(family, SIZES[family], values, np.log2(values).tolist(), H100)
+    arrays = [np.array([1.0, value]) for value in values]
+    many = relations(family, SIZES[family], arrays, [np.log2(each) for each in arrays], H100)
+    assert alone == [each[1] for each in many]  # a launch is the same by itself and among others
+    return dict(zip(relation_names(family), alone, strict=True))
 
 
 def test_products_add_logarithms_and_ratios_subtract_them() -> None:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tilecast.workloads.aggregate import (
     StepTime,
     evaluated_steps,
     median_over_steps,
-    price_step,
+    price_steps,
     step_weights,
     weakest,
 )
@@ -228,16 +228,19 @@ def predict(
     if measured is not None:
         price = partial(price, profile=measured)
 
-    def timed(tokens: Tokens, stage: int | None = None) -> StepTime:
-        return price_step(found.step(tokens, stage), spec, price)
-
     prompts, passes, num_passes = found.prefill(asked, wave)
-    prefill = timed(prompts)
-    waits = timed(prompts, shard.pp - 1).times(num_passes - 1) if shard.pp > 1 and num_passes > 1 else None
-    once = passes / num_passes if waits else passes  # stages overlap: one pass, and the last stage of the others
     points = evaluated_steps(wave.output_tokens)
     steps = decode_tokens(wave, points.tolist(), shard.dp) if len(points) else None
-    decode = timed(steps) if steps else None
+    waits_for_passes, waits_for_waves = shard.pp > 1 and num_passes > 1, steps is not None and waves > 1
+    wanted = [(prompts, None), *([(prompts, shard.pp - 1)] if waits_for_passes else [])]
+    if steps is not None:
+        wanted += [(steps, None), *([(steps, shard.pp - 1)] if waits_for_waves else [])]
+    times = iter(price_steps([found.step(tokens, stage) for tokens, stage in wanted], spec, price))
+    prefill = next(times)
+    waits = next(times).times(num_passes - 1) if waits_for_passes else None
+    once = passes / num_passes if waits else passes  # stages overlap: one pass, and the last stage of the others
+    decode = next(times) if steps is not None else None
+    last_stage = next(times, None)
     host_prefill, host_step = _prefill_host(runs.host, config, prefill, passes), _decode_host(runs, config, shard)
     if measured is not None:
         host_prefill, host_step = (_measured_host(measured, *each) for each in (("prefill", host_prefill), ("decode", host_step)))
@@ -245,12 +248,11 @@ def predict(
     prefill_s = _total(prefill, once) + host_prefill + (_total(waits, once) if waits else NOTHING)
     decode_s = step_s = NOTHING
     if decode is not None:
-        assert steps is not None
         weights, waits = step_weights(points), None
-        if waves > 1:
-            waits = timed(steps, shard.pp - 1).times(waves - 1)
+        if last_stage is not None:
+            waits = last_stage.times(waves - 1)
             if runs.fact("overlaps_decode_steps"):  # a group's next pass starts when it is back, or when the last stage has seen all groups
-                waits = timed(steps, shard.pp - 1).times(waves).beyond(decode)
+                waits = last_stage.times(waves).beyond(decode)
         host_s = host_step.per(1.0 / asked.num_decode_steps)
         decode_s = _total(decode, weights) + host_s + (_total(waits, weights) if waits else NOTHING)
         step_s = _median_step(points, decode) + host_step + (_median_step(points, waits) if waits else NOTHING)
@@ -469,11 +471,17 @@ def _part(time: CallTime, weights: Floats, whole_s: float) -> Part:
     )
 
 
+@cache
+def _parameters(kernel: Any) -> tuple[str, ...]:
+    return tuple(entry.name for entry in fields(kernel))
+
+
 def _sizes(kernel: Any) -> dict[str, Any]:
     """The numbers of a kernel, those of its last step; a ragged batch by its number of requests and its longest context."""
     shown: dict[str, Any] = {}
     is_ragged = getattr(kernel, "q_lens", None) is not None
-    for name, value in ((entry.name, getattr(kernel, entry.name)) for entry in fields(kernel)):
+    for name in _parameters(kernel.__class__):
+        value = getattr(kernel, name)
         if name == "q_lens" and value is not None:
             shown |= {"batch": len(value[-1]), "q_tokens": int(np.sum(value[-1]))}
         elif name == "kv_lens" and value is not None:
@@ -481,5 +489,5 @@ def _sizes(kernel: Any) -> dict[str, Any]:
         elif isinstance(value, bool):
             shown[name] = value
         elif isinstance(value, int | np.ndarray) and not (is_ragged and name == "batch"):
-            shown[name] = int(np.atleast_1d(value)[-1])
+            shown[name] = int(value[-1]) if isinstance(value, np.ndarray) else value
     return shown

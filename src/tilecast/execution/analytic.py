@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     num_launches = max(_rows(tasks.num_tasks), _rows(tasks.least_flop))
     if num_launches == 1:
         tasks = tasks.alone()
+    num_launches = num_launches or 1
     mean_tasks = tasks.num_tasks / gpu.num_sms
     busiest = ceil(mean_tasks) if tasks.busiest_tasks is None else maximum(tasks.busiest_tasks, mean_tasks)
     rounds = tasks.rounds
@@ -103,7 +105,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     boost_hz = gpu.boost_clock_hz
     busy = {name: busiest * (amount / (per_clock * boost_hz * rates.issued.get(name, 1.0))) for name, (amount, per_clock) in work.items()}
     slowdown: Numbers = 1.0
-    if rates.matrix_unit in busy and _used(tasks.matrix_flop):
+    if rates.limited < 1.0 and rates.matrix_unit in busy and _used(tasks.matrix_flop):
         slowdown = sustained_fraction(rates.limited, busy[rates.matrix_unit], using)
         busy = {name: seconds / slowdown for name, seconds in busy.items()}
     l2_per_s = (tasks.l2_bytes_per_clock_per_sm or l2_bytes_per_clock(gpu, using)) * boost_hz
@@ -131,7 +133,10 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
 
     def analysis() -> Analysis:
         def each(values: Numbers) -> Floats:
-            return np.full(num_launches, chosen(values), np.float64)
+            return entries(chosen(values))
+
+        def entries(found: Numbers) -> Floats:
+            return np.asarray(found, np.float64) if isinstance(found, np.ndarray) else np.full(num_launches, found, np.float64)
 
         demand = {
             name: each(tasks.num_tasks * amount) / (per_clock * gpu.num_sms * gpu.highest_clock_hz)
@@ -142,17 +147,17 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
         busy_each = {name: each(seconds) for name, seconds in busy.items()}
         return Analysis(
             bound_s=each(bound_s),
-            analytic_s=np.full(num_launches, analytic_s, np.float64),
+            analytic_s=entries(analytic_s),
             bound_by=_binding(busy_each, launch_s),
             demand_s={**demand, "dram": each(tasks.dram_bytes) / gpu.dram_bytes_per_s},
             busy_s=busy_each,
             placement=Placement(
                 num_tasks=each(tasks.num_tasks),
                 busiest_tasks=each(busiest),
-                waves=np.full(num_launches, waves, np.float64),
-                tail_fraction=np.full(num_launches, tail_fraction, np.float64),
+                waves=entries(waves),
+                tail_fraction=entries(tail_fraction),
             ),
-            clock_hz=np.full(num_launches, clock_hz, np.float64),
+            clock_hz=entries(clock_hz),
             launch_s=each(launch_s),
             variant=_texts(tasks.variants).take(chosen.best),
             stages_s={
@@ -184,7 +189,8 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
 
 
 def _rows(values: Numbers) -> int:
-    return len(values) if isinstance(values, np.ndarray) and values.ndim == 2 else 1
+    """Of an array (L, V), else none."""
+    return len(values) if isinstance(values, np.ndarray) and values.ndim == 2 else 0
 
 
 def _used(work: Numbers) -> bool:
@@ -335,11 +341,11 @@ def smooth_maximum(parts: list[Numbers]) -> Any:
 
     Pipelines overlap well but compete for issue slots and memory; squares and square roots keep it cheap.
     """
-    if len(parts) == 1:
-        return parts[0]
-    total: Numbers = 0.0
-    for part in parts:
-        square = part * part
+    if len(parts) < 2:
+        return parts[0] if parts else 0.0
+    squares = [part * part for part in parts]
+    total = squares[0] * squares[0]
+    for square in squares[1:]:
         total = total + square * square
     return sqrt(sqrt(total))
 
@@ -348,5 +354,8 @@ def _soft_minimum(time_s: Floats, fastest_s: Numbers, sharpness: float) -> Numbe
     """The average over variants, weighted towards the fastest."""
     rate = -sharpness / fastest_s
     weight = np.exp(time_s * (rate[:, None] if isinstance(rate, np.ndarray) else rate))
-    average: Numbers = np.vecdot(weight, time_s) / weight.sum(axis=-1)
+    if time_s.ndim == 1:  # few numbers: adding them up one by one costs a third
+        weights = weight.tolist()
+        return float(sum(map(mul, weights, time_s.tolist())) / sum(weights))
+    average: Floats = np.vecdot(weight, time_s) / weight.sum(axis=-1)
     return average

@@ -42,3 +42,7 @@ def sqrt(values: Any) -> Any:
 
 def exp(values: Any) -> Any:
     return np.exp(values) if isinstance(values, np.ndarray) else math.exp(values)
+
+
+def log2(values: Any) -> Any:
+    return np.log2(values) if isinstance(values, np.ndarray) else math.log2(values)

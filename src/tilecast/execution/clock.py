@@ -46,5 +46,5 @@ def limited_fraction(gpu: GpuSpec, dtype: str, on_tensor: bool, flop_per_s: floa
 
 def sustained_fraction(limited: float, busy_s: Numbers, using: Constants) -> Numbers:
     """Sustained over boost clock for work that keeps the chip busy for `busy_s`: boost for a burst, the limit when settled."""
-    settled_s = busy_s / limited
-    return (settled_s + using.burst_s) / (settled_s / limited + using.burst_s)
+    burst_s = using.burst_s * limited
+    return (busy_s + burst_s) / (busy_s / limited + burst_s)

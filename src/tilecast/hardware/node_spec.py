@@ -37,6 +37,10 @@ class NodeSpec:
     network_bytes_per_s: float | None = None  # to other nodes
     sources: Mapping[str, Source]
 
+    def __hash__(self) -> int:
+        """Enough to tell boxes apart in a cache; sources have no hash of their own."""
+        return hash((self.id, self.num_gpus, self.link_bytes_per_s))
+
     def to_dict(self) -> dict[str, Any]:
         plain = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         plain["sources"] = {fact: str(source) for fact, source in self.sources.items()}

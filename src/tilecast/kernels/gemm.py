@@ -46,6 +46,7 @@ NEWEST_SGLANG = {
 }
 K_STEP = {True: 64, False: 16}  # a main loop's step along K, on tensor cores or not
 NEVER = 1e3  # times the work of a kernel that the library does not take
+SPLIT, BATCHED = " split-K", " batched"  # kinds of kernel, as a variant's name ends
 LEAST_SPLIT_K = 256  # a split leaves at least this much of K to each part
 
 
@@ -69,38 +70,34 @@ class Gemm:
         size = launch_sizes(m=self.m, n=self.n, k=self.k, batch=self.batch)
         m, n, k, batch = size["m"], size["n"], size["k"], size["batch"]
         held = quantisation(self.dtype)
-        on_tensor = held.compute.name in gpu.tensor_flop_per_clock_per_sm
-        may_split = self.split is None and self.identity not in OWN_TILES
-        batched = BATCHED_TILES.get(gpu.arch, ()) if not on_tensor and self.tile is None and _used(batch > 1) else ()
-        tile = _candidates(self._tiles(gpu, on_tensor), may_split, held, batched)
-        output_tiles = ceil_div(m, tile.rows) * ceil_div(n, tile.columns) * batch
+        runs = _library(gpu, self.dtype, self.identity, self.tile, self.split, _any(batch > 1))
+        num_tasks = output_tiles = ceil_div(m, runs.rows) * ceil_div(n, runs.columns) * batch
         split: Numbers = float(self.split or 1)
-        if may_split:
+        fewest_tiles = output_tiles.item(output_tiles.argmin())
+        if runs.may_split and 2 * fewest_tiles <= gpu.num_sms:  # else no tile leaves SMs for a second part
             room = np.minimum(np.floor(gpu.num_sms / output_tiles), k // LEAST_SPLIT_K)
-            split = np.maximum(room * tile.splits, 1.0)
-        step = K_STEP[on_tensor]
-        k_part = ceil_div(ceil_div(k, split), step) * step
+            split = np.maximum(room * runs.splits, 1.0)
+        fixed_s = self._quantise_s(size, gpu, protocol)
+        if isinstance(split, np.ndarray) or split > 1.0:
+            num_tasks = output_tiles * split
+            sums_s = batch * m * n * 8.0 / runs.l2_bytes_per_s  # of one part: fp32, written and read again
+            fixed_s = where(split > 1, fixed_s + runs.launch_s + split * sums_s, fixed_s)
+        k_steps = ceil_div(k, split * runs.k_step)
 
         a_bytes, b_bytes = batch * m * k * held.activation.bytes, batch * n * k * held.weight.bytes
         out = max(2.0, min(4.0, held.activation.bytes))
         c_bytes = batch * m * n * out + n * out * flag(self.bias)
-        using = constants()
-        dram = from_dram({"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}, gpu, protocol.cache, using.rotated_copies)
-        fixed_s = self._quantise_s(size, gpu, protocol)
-        if may_split or self.split:
-            l2_per_s = gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz
-            sums_s = batch * m * n * 8.0 / l2_per_s  # of one part: fp32, written and read again
-            fixed_s = fixed_s + where(split > 1, launch_seconds(gpu, using) + split * sums_s, 0.0)
+        streams = {"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}
         return TaskSet(
             matrix_dtype=held.compute.name,
-            num_tasks=output_tiles * split,
+            num_tasks=num_tasks,
             least_flop=2.0 * batch * m * n * k,
             least_bytes=least_from_dram(a_bytes + b_bytes + c_bytes, gpu, protocol.cache),
-            matrix_flop=tile.flop_per_k * k_part * (where((batch > 1) == tile.is_batched, _effort(tile, using), NEVER) if batched else 1.0),
-            l2_bytes=tile.bytes_per_k * k_part,
-            dram_bytes=dram,
+            matrix_flop=runs.flop_per_step * k_steps if runs.effort is None else runs.flop_per_step * k_steps * runs.effort_of(batch),
+            l2_bytes=runs.bytes_per_step * k_steps,
+            dram_bytes=from_dram(streams, gpu, protocol.cache, constants().rotated_copies),
             fixed_s=fixed_s,
-            variants=tile.names,
+            variants=runs.variants,
         )
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
@@ -109,7 +106,7 @@ class Gemm:
 
     def unnamed(self) -> Any:
         """Which launches no row tells the kernel of: batched products."""
-        return np.greater(self.batch, 1)
+        return self.batch > 1 if isinstance(self.batch, int) else np.greater(self.batch, 1)
 
     def _quantise_s(self, size: dict[str, Any], gpu: GpuSpec, protocol: Protocol) -> Any:
         """16-bit activations made narrow first: a profiler times the product alone, a graph or an event the whole call."""
@@ -122,47 +119,55 @@ class Gemm:
         dram_s = traffic_bytes * (1.0 - hit_fraction(traffic_bytes, gpu)) / (gpu.dram_data_bytes_per_s * using.dram_fraction)
         return launch_seconds(gpu, using) + using.fill_s + using.drain_s + maximum(traffic_bytes / l2_per_s, dram_s)
 
-    def _tiles(self, gpu: GpuSpec, on_tensor: bool) -> tuple[tuple[int, int], ...]:
-        if self.tile is None:
-            return OWN_TILES.get(self.identity or "", TENSOR_TILES) if on_tensor else VECTOR_TILES
-        rows, columns = self.tile
-        if rows < 1 or columns < 1:
-            raise InvalidInput(f"tile = {rows}x{columns} must be two whole numbers of at least 1")
-        needed = (rows + columns) * K_STEP[on_tensor] * quantisation(self.dtype).activation.bytes
-        if gpu.shared_bytes_per_block is not None and needed > gpu.shared_bytes_per_block:
-            limit = f"{gpu.id} has {gpu.shared_bytes_per_block:,}"
-            raise InvalidInput(f"tile = {rows}x{columns} needs {needed:,.0f} bytes of shared memory a block; {limit}")
-        return (self.tile,)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
-    """Output tiles side by side, rows (V,): each whole along K and, where that is allowed, also split."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Library:
+    """What runs products of one format on one GPU: tiles side by side, rows (V,), each whole along K and, where allowed, also split."""
 
     rows: Floats
     columns: Floats
     splits: Floats  # 1 where K may be split
-    flop_per_k: Floats  # of a tile
-    bytes_per_k: Floats
+    flop_per_step: Floats  # of a tile, for one step along K
+    bytes_per_step: Floats
+    k_step: float
+    variants: tuple[str, ...]
+    may_split: bool
+    launch_s: float
+    l2_bytes_per_s: float
     is_batched: NDArray[np.bool_]  # runs batches of products, and these alone
-    names: tuple[str, ...]
+    effort: Floats | None  # clocks over those that the issue fraction implies; None: as it implies
+
+    def effort_of(self, batch: Any) -> Any:
+        return where((batch > 1) == self.is_batched, self.effort, NEVER)
 
 
-@lru_cache(maxsize=256)
-def _candidates(
-    tiles: tuple[tuple[int, int], ...], may_split: bool, held: Quantisation, batched: tuple[tuple[int, int], ...] = ()
-) -> Candidates:
-    kinds = ("", " split-K") if may_split else ("",)
-    every = [(*tile, kind) for tile in tiles for kind in kinds] + [(*tile, " batched") for tile in batched]
-    rows, columns, splits = np.array([(*tile, kind == " split-K") for *tile, kind in every], dtype=np.float64).T.copy()
-    return Candidates(
+@lru_cache(maxsize=512)
+def _library(gpu: GpuSpec, dtype: str, identity: str | None, tile: tuple[int, int] | None, split: int | None, has_batches: bool) -> Library:
+    held, using = quantisation(dtype), constants()
+    on_tensor = held.compute.name in gpu.tensor_flop_per_clock_per_sm
+    may_split, k_step = split is None and identity not in OWN_TILES, K_STEP[on_tensor]
+    tiles = OWN_TILES.get(identity or "", TENSOR_TILES) if on_tensor else VECTOR_TILES
+    batched = BATCHED_TILES.get(gpu.arch, ()) if has_batches and not on_tensor and tile is None else ()
+    if tile is not None:
+        _check_tile(tile, k_step, held, gpu)
+        tiles = (tile,)
+    kinds = ("", SPLIT) if may_split else ("",)
+    every = [(*tile, kind) for tile in tiles for kind in kinds] + [(*tile, BATCHED) for tile in batched]
+    rows, columns, splits = np.array([(*tile, kind == SPLIT) for *tile, kind in every], dtype=np.float64).T.copy()
+    is_batched = np.array([kind == BATCHED for *_, kind in every])
+    return Library(
         rows=rows,
         columns=columns,
         splits=splits,
-        flop_per_k=2.0 * rows * columns,
-        bytes_per_k=rows * held.activation.bytes + columns * held.weight.bytes,
-        is_batched=np.array([kind == " batched" for *_, kind in every]),
-        names=tuple(f"{rows}x{columns}{kind}" for rows, columns, kind in every),
+        flop_per_step=2.0 * rows * columns * k_step,
+        bytes_per_step=(rows * held.activation.bytes + columns * held.weight.bytes) * k_step,
+        k_step=float(k_step),
+        variants=tuple(f"{rows}x{columns}{kind}" for rows, columns, kind in every),
+        may_split=may_split,
+        launch_s=launch_seconds(gpu, using),
+        l2_bytes_per_s=gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz,
+        is_batched=is_batched,
+        effort=np.where(is_batched, _effort(rows, columns, using), 1.0) if batched else None,
     )
 
 
@@ -174,18 +179,27 @@ def _operands(rows: Any, columns: Any) -> Any:
 MOST_OPERANDS = max(_operands(*tile) for tiles in BATCHED_TILES.values() for tile in tiles)
 
 
-def _effort(tile: Candidates, using: Constants) -> Floats:
+def _effort(rows: Floats, columns: Floats, using: Constants) -> Floats:
     """Clocks of a batched kernel over those that the constant implies: it is that of the tile with most operands, wider ones do better.
 
     By this 128x128 issues 0.93 of the peak, 64x128 0.90, 64x64 0.87 and 32x128 0.84; training rows of long products reach a median of 0.89,
     0.89, 0.81 and 0.83, one in ten 0.91, 0.91, 0.85 and 0.87.
     """
-    operands = _operands(tile.rows, tile.columns) / MOST_OPERANDS
-    return np.where(tile.is_batched, vector_fraction(using) ** (1.0 - operands), 1.0)
+    return np.asarray(vector_fraction(using) ** (1.0 - _operands(rows, columns) / MOST_OPERANDS))
 
 
-def _used(flags: Any) -> bool:
+def _any(flags: Any) -> bool:
     return bool(flags.any()) if isinstance(flags, np.ndarray) else bool(flags)
+
+
+def _check_tile(tile: tuple[int, int], k_step: int, held: Quantisation, gpu: GpuSpec) -> None:
+    rows, columns = tile
+    if rows < 1 or columns < 1:
+        raise InvalidInput(f"tile = {rows}x{columns} must be two whole numbers of at least 1")
+    needed = (rows + columns) * k_step * held.activation.bytes
+    if gpu.shared_bytes_per_block is not None and needed > gpu.shared_bytes_per_block:
+        limit = f"{gpu.id} has {gpu.shared_bytes_per_block:,}"
+        raise InvalidInput(f"tile = {rows}x{columns} needs {needed:,.0f} bytes of shared memory a block; {limit}")
 
 
 KERNELS = (Gemm,)

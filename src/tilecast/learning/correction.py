@@ -11,8 +11,8 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache, partial
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.manifests import FOLDER
-from tilecast.learning.trees import Forest, Grove, Trees, forest
+from tilecast.learning.trees import Forest, Grove, Trees, forest, together
 
 SCHEMA = "tilecast.correction/3"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
@@ -75,12 +75,13 @@ class Correction:
         is_lone = len(launches.numbers) == 1  # then plain numbers do, at a fraction of the cost
         numbers, group = (launches.numbers[0], launches.group.item()) if is_lone else (launches.numbers, launches.group)
         timed = None if not self.as_timed or launches.timed is None else launches.timed[0] if is_lone else launches.timed
-        beyond = self._beyond(numbers)
+        beyond = speaker.range.beyond(numbers)
         fade = exp(-((maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
-        log_ratio = fade * (speaker.carry * speaker.trees(numbers, timed)) + (speaker.level if level is None else level)[group]
+        trees, log_error = speaker.says(numbers, timed)
+        log_ratio = fade * (speaker.carry * trees) + (speaker.level if level is None else level)[group]
         log_ratio = clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
         basis = where(beyond > RANGE_SLACK, 1, 0) if speaker.basis == 0 else speaker.basis
-        expected = self.quantile[basis] * exp(speaker.spread.predict(numbers))
+        expected = self.quantile[basis] * exp(log_error)
         width = clip(expected, NARROWEST, WIDEST) * (1.0 + minimum(beyond, 2.0))
         if is_lone:
             return Corrected(np.array([log_ratio]), np.array([width]), BASIS_NAMES[basis : basis + 1])
@@ -104,7 +105,7 @@ class Correction:
         """A question that left the identity open, put to the rows that do not tell theirs where none here has the one SGLang would run."""
         if not _untold(self, gpu, tuple(launches.names.items())):
             return launches
-        return replace(launches, names={**launches.names, "identity": "None"})
+        return launches.called({**launches.names, "identity": "None"})
 
     def columns(self, launches: Launches) -> NDArray[np.float32]:
         """Numbers and one column per known name."""
@@ -115,21 +116,27 @@ class Correction:
         """One for each known name that is among `names`, else zero."""
         return np.array([names.get(name, "") == value for name, values in self.vocabulary.items() for value in values], np.float32)
 
-    def _beyond(self, numbers: NDArray[np.float32]) -> Any:
-        """How far outside the training range the worst feature lies, in ranges."""
-        low, high, span = _ranges(self)
-        outside = np.maximum(low - numbers, numbers - high)
-        outside /= span
-        return maximum(np.float64(outside.max(axis=-1)), 0.0)
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Range:
+    """Of each number in training: both ends, (2, F), and the width in the direction that leads out of it."""
+
+    edges: NDArray[np.float32]
+    outwards: NDArray[np.float32]
+
+    def beyond(self, numbers: NDArray[np.float32]) -> Any:
+        """How far outside the worst feature lies, in widths of its range."""
+        outside = (numbers[..., None, :] - self.edges) / self.outwards
+        return maximum(outside.item(outside.argmax()) if numbers.ndim == 1 else outside.max(axis=(-2, -1)).astype(np.float64), 0.0)
 
 
 @lru_cache(maxsize=64)
-def _ranges(correction: Correction) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Each number's range in training, and its width; a flag that never varied says nothing of distance, so its range is endless."""
+def _range(correction: Correction) -> Range:
+    """A flag that never varied says nothing of distance, so its range is endless."""
     varied = correction.high > correction.low
-    low, high = np.where(varied, correction.low, -np.inf), np.where(varied, correction.high, np.inf)
-    span = np.where(varied, np.maximum(correction.high - correction.low, np.float32(1e-3)), 1.0)
-    return low.astype(np.float32), high.astype(np.float32), span.astype(np.float32)
+    edges = np.where(varied, [correction.low, correction.high], [[-np.inf], [np.inf]])
+    width = np.where(varied, np.maximum(correction.high - correction.low, np.float32(1e-3)), 1.0)
+    return Range(edges.astype(np.float32), np.array([-width, width], np.float32))
 
 
 @lru_cache(maxsize=1024)
@@ -148,17 +155,18 @@ def _untold(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], 
 class Speaker:
     """What of a correction speaks for one kernel on one GPU, whatever its sizes."""
 
-    forest: Forest  # all that follow
-    shared: Forest
-    own: Forest
-    spread: Forest  # log of the error to expect
+    forest: Forest  # three sums: trees shared by all, those of this GPU, and the log of the error to expect
+    timed_forest: Forest  # the same with shared trees that see launches as timed, in columns behind the numbers
+    range: Range
     carry: float  # how much of the trees holds here
     level: NDArray[np.float64]
     basis: int  # of launches inside the training range: index into BASES
 
-    def trees(self, numbers: NDArray[np.float32], timed: NDArray[np.float32] | None) -> Any:
-        """`timed` is what shared trees see, where that is not `numbers`."""
-        return self.forest.predict(numbers) if timed is None else self.shared.predict(timed) + self.own.predict(numbers)
+    def says(self, numbers: NDArray[np.float32], timed: NDArray[np.float32] | None) -> tuple[Any, Any]:
+        """What trees add, and the log of the error to expect. `timed` is what shared trees see, where that is not `numbers`."""
+        sums = self.forest.sums(numbers) if timed is None else self.timed_forest.sums(np.concatenate([numbers, timed], axis=-1))
+        shared, own, log_error = sums.tolist() if sums.ndim == 1 else sums
+        return shared + own, log_error
 
 
 @lru_cache(maxsize=1024)
@@ -169,11 +177,11 @@ def _speaker(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str],
     seen = gpu.id in correction.gpus and not gpu.overrides  # a what-if part was never measured
     basis = 0 if seen and known == gpu.id else 2 if gpu.arch in correction.archs else 3
     names = _in_its_engine(correction, names, known)
-    trees, spread = _forests(correction, names, known), _spread(correction, names, gpu.id if basis == 0 else None)
+    forests = _forests(correction, names, known, _spread(correction, names, gpu.id if basis == 0 else None))
     if known is None:
-        return Speaker(*trees, spread, correction.carry, np.zeros(len(GROUPS)), basis)
+        return Speaker(*forests, _range(correction), correction.carry, np.zeros(len(GROUPS)), basis)
     level = correction.level[correction.gpus.index(known)].astype(np.float64)
-    return Speaker(*trees, spread, 1.0, level, basis)
+    return Speaker(*forests, _range(correction), 1.0, level, basis)
 
 
 def _in_its_engine(correction: Correction, names: dict[str, str], known: str | None) -> dict[str, str]:
@@ -184,12 +192,14 @@ def _in_its_engine(correction: Correction, names: dict[str, str], known: str | N
     return names
 
 
-def _forests(correction: Correction, names: Mapping[str, str], known: str | None) -> tuple[Forest, Forest, Forest]:
-    """The trees that speak for these names: all, the shared ones, and those of `known` in the engine and number format named."""
+def _forests(correction: Correction, names: Mapping[str, str], known: str | None, spread: Forest) -> tuple[Forest, Forest]:
+    """The trees that speak for these names, those of `known` in the engine and number format named among them."""
     key = "" if known is None else forest_key(known, names)
     own = [correction.local.trees(key)] if key in correction.local else []
-    folded = partial(forest, num_open=len(correction.low), known=correction.flags(names))
-    return folded([correction.shared, *own]), folded([correction.shared]), folded(own)
+    num_open = len(correction.low)
+    shared, local = (forest(parts, num_open, correction.flags(names)) for parts in ([correction.shared], own))
+    here = together([shared, local, spread])
+    return here, together([shared.moved(num_open), local, spread]) if correction.as_timed else here
 
 
 def _spread(correction: Correction, names: Mapping[str, str], gpu: str | None) -> Forest:

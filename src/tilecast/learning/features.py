@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tilecast.execution import Priced, Protocol
 from tilecast.execution.analytic import PIPELINES
+from tilecast.execution.arithmetic import log2, maximum
 from tilecast.execution.cache import cache_bytes
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
@@ -56,6 +57,9 @@ class Launches:
     def as_timed(self) -> Matrix:
         return self.numbers if self.timed is None else self.timed
 
+    def called(self, names: dict[str, str]) -> "Launches":
+        return Launches(self.numbers, names, self.group, self.timed)
+
     def where(self, rows: NDArray[np.bool_]) -> "Launches":
         return Launches(self.numbers[rows], self.names, self.group[rows], None if self.timed is None else self.timed[rows])
 
@@ -72,7 +76,6 @@ def number_names(family: str) -> list[str]:
 PARTS = (*PIPELINES, "launch", "bound")
 GROUPED = np.array([PARTS.index(name) for name in ("tensor", "vector", "special", "l2", "dram", "launch")])
 GROUP_OF = np.array([GROUPS.index(name) for name in ("compute", "compute", "compute", "memory", "memory", "launch")])
-STEPS = np.array(ALIGNMENTS, dtype=np.float64)[:, None]
 
 
 def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engine: str) -> Launches:
@@ -89,28 +92,26 @@ def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engin
 def _described(kernel: Any, gpu: GpuSpec, found: Priced) -> tuple[Matrix, NDArray[np.int64]]:
     """(L, F) numbers, and what binds each launch."""
     time_s, busy = found.analytic_s, found.busy_s
-    parts_s = [*(busy.get(name, 0.0) for name in PIPELINES), found.launch_s, found.bound_s]
+    is_lone = not isinstance(time_s, np.ndarray)
+    parts_s = (*(busy.get(name, 0.0) for name in PIPELINES), found.launch_s, found.bound_s)
     traffic = found.dram_bytes / cache_bytes(gpu)
     ratios = np.array([*(part_s / time_s for part_s in parts_s), found.waves, time_s / found.launch_s, traffic])
     logs = np.log(np.maximum(ratios, SMALLEST_SHARE))
-    num_launches = logs[0].size
-    numbers = np.empty((_num_numbers(kernel.family), num_launches), np.float32)
-    by_rows = numbers if logs.ndim == 2 else numbers[:, 0]
-    by_rows[:9], by_rows[11:13] = logs[:9], logs[9:]
-    by_rows[9], by_rows[10] = found.tail_fraction, found.clock_hz / gpu.boost_clock_hz
+    logs = logs.tolist() if is_lone else logs
+    rows = [*logs[:9], found.tail_fraction, found.clock_hz / gpu.boost_clock_hz, *logs[9:]]
     if kernel.family in SIZES:
-        sizes = _sizes(kernel, num_launches)
-        aligned = len(COMMON) + len(sizes)
-        related = aligned + 3 * len(ALIGNMENTS)
-        numbers[len(COMMON) : aligned] = log2_sizes = np.log2(np.maximum(sizes, 1.0))
-        numbers[aligned:related] = (sizes[:3, None, :] % STEPS == 0).reshape(-1, num_launches)
-        numbers[related:] = relations(kernel.family, SIZES[kernel.family], sizes, log2_sizes, gpu)
-    return numbers.T, GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0)).reshape(-1)
-
-
-@cache
-def _num_numbers(family: str) -> int:
-    return len(number_names(family))
+        sizes = _sizes(kernel, is_lone)
+        counts = [maximum(size, 1.0) for size in sizes]
+        logs = [log2(count) for count in counts]
+        rows += [*logs, *(size % step == 0 for size in sizes[:3] for step in ALIGNMENTS)]
+        rows += relations(kernel.family, SIZES[kernel.family], counts, logs, gpu)
+    group = GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0)).reshape(-1)
+    if is_lone:
+        return np.array([rows], np.float32), group
+    numbers = np.empty((len(rows), np.size(time_s)), np.float32)
+    for row, values in enumerate(rows):
+        numbers[row] = values
+    return numbers.T, group
 
 
 @cache
@@ -142,12 +143,16 @@ def _left_open(kernel: Any, name: str) -> Any:
     return [len(batch) if name == "batch" else float(np.mean(batch)) for batch in each]
 
 
-def _sizes(kernel: Any, length: int) -> NDArray[np.float64]:
-    """The sizes of the family, (S, L)."""
-    names = SIZES[kernel.family]
+def _sizes(kernel: Any, is_lone: bool) -> list[Any]:
+    """The sizes of the family: numbers where all launches have the same, else arrays (L,)."""
     is_ragged = getattr(kernel, "q_lens", None) is not None
-    values = np.empty((len(names), length))
-    for row, name in enumerate(names):
-        raw = getattr(kernel, name)
-        values[row] = _left_open(kernel, name) if raw is None or (is_ragged and name == "batch") else raw
-    return values
+    found = []
+    for name in SIZES[kernel.family]:
+        size = getattr(kernel, name)
+        if size is None or (is_ragged and name == "batch"):
+            size = _left_open(kernel, name)
+        if not isinstance(size, int | float):
+            size = np.asarray(size, np.float64)
+            size = size.item() if is_lone else size
+        found.append(size)
+    return found

@@ -1,9 +1,8 @@
 """Sizes that act together: products and ratios trees would need many questions for, and how full the last round of usual tiles is."""
 
+from collections.abc import Sequence
 from functools import cache
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from tilecast.hardware import GpuSpec
 
@@ -35,33 +34,36 @@ def relation_names(family: str) -> list[str]:
     return [*(f"log2 {text}" for text in PRODUCTS[family]), *(f"rounds of {' '.join(named)} by {tile}" for tile in tiles)]
 
 
-def relations(
-    family: str, names: tuple[str, ...], sizes: NDArray[np.float64], log2_sizes: NDArray[np.float64], gpu: GpuSpec
-) -> NDArray[np.float64]:
-    """(R, L) from the sizes (S, L) named by `names`."""
-    products = _weights(family, names) @ log2_sizes
-    if family not in ROUNDS:
-        return products
-    rows, tiles = _tiles(family, names)
-    rounds = np.ceil(np.maximum(sizes, 1.0).take(rows, axis=0) / tiles).prod(axis=1) / gpu.num_sms
-    return np.concatenate([products, np.ceil(rounds) / rounds])
+def relations(family: str, names: tuple[str, ...], counts: Sequence[Any], log2_sizes: Sequence[Any], gpu: GpuSpec) -> list[Any]:
+    """R numbers or arrays (L,) from the sizes named by `names`, each at least one, and their logarithms."""
+    found = []
+    for above, below in _products(family, names):
+        product = log2_sizes[above[0]]
+        for place in above[1:]:
+            product = product + log2_sizes[place]
+        for place in below:
+            product = product - log2_sizes[place]
+        found.append(product)
+    cuts, tiles = _tiles(family, names)
+    pieces = [-(-counts[place] // size) for place, size in cuts]  # rounded up
+    for first, *others in tiles:
+        number = pieces[first]
+        for cut in others:
+            number = number * pieces[cut]
+        found.append(-(-number // gpu.num_sms) * gpu.num_sms / number)
+    return found
 
 
 @cache
-def _weights(family: str, names: tuple[str, ...]) -> NDArray[np.float64]:
-    weights = np.zeros((len(PRODUCTS[family]), len(names)))
-    for row, text in enumerate(PRODUCTS[family]):
-        above, _, below = text.partition("/")
-        for name in above.split():
-            weights[row, names.index(name)] += 1.0
-        for name in below.split():
-            weights[row, names.index(name)] -= 1.0
-    return weights
+def _products(family: str, names: tuple[str, ...]) -> list[list[list[int]]]:
+    """Which sizes are multiplied, and by which these are divided."""
+    return [[[names.index(name) for name in side.split()] for side in text.partition("/")[::2]] for text in PRODUCTS[family]]
 
 
 @cache
-def _tiles(family: str, names: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Which rows of the sizes are cut, for every tile the same, and into pieces of what size: (T, D) and (T, D, 1)."""
-    named, tiles = ROUNDS[family]
-    rows = np.array([names.index(name) for name in named])
-    return np.broadcast_to(rows, (len(tiles), len(named))), np.array(tiles, dtype=np.float64)[:, :, None]
+def _tiles(family: str, names: tuple[str, ...]) -> tuple[list[tuple[int, float]], list[list[int]]]:
+    """The different cuts, each of a size and into pieces of what length; and which of them make each tile."""
+    named, tiles = ROUNDS.get(family, ((), ()))
+    made = [[(names.index(name), float(size)) for name, size in zip(named, tile, strict=True)] for tile in tiles]
+    cuts = list(dict.fromkeys(cut for tile in made for cut in tile))
+    return cuts, [[cuts.index(cut) for cut in tile] for tile in made]

@@ -5,7 +5,8 @@ Names and GPUs are columns too, the same for all launches of a call: a `Forest` 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -26,51 +27,83 @@ class Trees:
 
     def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """The sum of every tree's leaf, for each row."""
-        return np.asarray(forest([self], numbers.shape[1], np.zeros(0, np.float32)).predict(numbers))
+        return forest([self], numbers.shape[1], np.zeros(0, np.float32)).predict(numbers)
+
+
+# Nobody passes, and nothing is added.
+NOTHING = Trees(np.zeros((1, 1), np.int32), np.full((1, 1), np.inf, np.float32), np.zeros((1, 2), np.float32))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """T trees of at most DEEPEST questions, the deepest first; each of the Q different questions is asked once."""
+    """T trees of at most DEEPEST questions that make one sum or several; each of the Q different questions is asked once."""
 
     feature: NDArray[np.int64]  # (Q,)
     threshold: NDArray[np.float32]  # (Q,)
-    question: NDArray[np.int64]  # (T, DEEPEST), lowest bit first; the last question is one that nobody passes
+    question: NDArray[np.int64]  # (T, DEEPEST), lowest bit first; what is beyond a tree's depth is a question that nobody passes
     depth: NDArray[np.int64]  # (T,)
     first: NDArray[np.int64]  # (T,) of each tree's leaves
     leaf: NDArray[np.float32]
-    constant: float  # what trees add that have no question left
+    begin: NDArray[np.int64]  # (S,) the first tree of each sum, deepest first; every sum has one
+    constant: NDArray[np.float64]  # (S,) what trees add that have no question left
 
-    def predict(self, numbers: NDArray[np.float32]) -> Any:
-        """The sum of every tree's leaf, for each row of (R, F), or for a single row (F,)."""
+    def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
+        """The sum of every tree's leaf, for each row of (R, F), of a forest that makes one sum."""
+        return np.asarray(self.sums(numbers)[0])
+
+    def sums(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
+        """(S, R) for the rows of (R, F), or (S,) for a single row (F,)."""
         if numbers.ndim == 1:
-            answers = numbers.take(self.feature) > self.threshold
-            leaf_of = np.packbits(answers.take(self.question), bitorder="little")
-            return self.leaf.take(leaf_of + self.first).sum(dtype=np.float64) + self.constant
-        total = np.full(len(numbers), self.constant)
+            passed = numbers.take(self.feature) > self.threshold
+            leaf_of = np.packbits(passed.take(self.question), bitorder="little")
+            values = self.leaf.take(leaf_of + self.first)
+            return np.asarray(np.add.reduceat(values, self.begin, dtype=np.float64) + self.constant)
+        totals = np.repeat(self.constant[:, None], len(numbers), axis=1)
+        begin = self.begin.tolist()
         for start in range(0, len(numbers), BLOCK):
             columns = np.ascontiguousarray(numbers[start : start + BLOCK].T)  # a question reads one feature of many rows
-            leaf_of = self._leaves((columns[self.feature] > self.threshold[:, None]).view(np.uint8))
-            total[start : start + BLOCK] += self.leaf.take(leaf_of + self.first[:, None], mode="clip").sum(axis=0, dtype=np.float64)
-        return total
+            answers = (columns[self.feature] > self.threshold[:, None]).view(np.uint8)
+            for total, trees in zip(totals, map(slice, begin, [*begin[1:], None]), strict=True):
+                reached = self._leaves(answers, trees) + self.first[trees, None]
+                total[start : start + BLOCK] += self.leaf.take(reached, mode="clip").sum(axis=0, dtype=np.float64)
+        return totals
 
-    def _leaves(self, answers: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The number of the leaf that each row (Q, R) reaches in each tree: (T, R)."""
-        leaf_of = np.zeros((len(self.question), answers.shape[1]), np.uint8)
+    def _leaves(self, answers: NDArray[np.uint8], trees: slice) -> NDArray[np.uint8]:
+        """The number of the leaf that each row (Q, R) reaches in each of these trees: (T, R)."""
+        question, depth = self.question[trees], self.depth[trees]
+        leaf_of = np.zeros((len(question), answers.shape[1]), np.uint8)
         for level in range(DEEPEST - 1, -1, -1):
-            asking = int(np.count_nonzero(self.depth > level))
+            asking = int(np.count_nonzero(depth > level))
             some = leaf_of[:asking]
             some += some  # the next bit; a shift by one
-            some |= answers.take(self.question[:asking, level], axis=0)
+            some |= answers.take(question[:asking, level], axis=0)
         return leaf_of
+
+    def moved(self, columns: int) -> "Forest":
+        """The same trees about features that lie that many columns further right."""
+        return replace(self, feature=self.feature + columns)
+
+
+def together(forests: Sequence[Forest]) -> Forest:
+    """Their sums one after the other, from one look at the numbers."""
+
+    def joined(name: str, counted: str | None = None) -> Any:
+        """Entries end to end; places in what is `counted` move with it."""
+        lengths = [len(getattr(each, counted)) if counted else 0 for each in forests]
+        moved = accumulate(lengths[:-1], initial=0)
+        parts = [(getattr(each, name), start) for each, start in zip(forests, moved, strict=True)]
+        return np.concatenate([values + start if start else values for values, start in parts])
+
+    places = {"question": "feature", "first": "leaf", "begin": "depth"}
+    return Forest(**{entry.name: joined(entry.name, places.get(entry.name)) for entry in fields(Forest)})
 
 
 def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) -> Forest:
-    """All trees of `parts`, with the columns from `num_open` on known beforehand: their questions are answered here, once."""
-    folded = [_folded(trees, num_open, known) for trees in parts or [empty()]]
+    """The sum of all trees of `parts`, with the columns from `num_open` on known beforehand: their questions are answered here, once."""
+    folded = [_folded(trees, num_open, known) for trees in (*parts, NOTHING)]  # a sum has one tree at least
     feature, threshold = (np.concatenate([getattr(trees, name) for trees, _ in folded]) for name in ("feature", "threshold"))
     leaf, depth = np.concatenate([trees.leaf for trees, _ in folded]), np.concatenate([depth for _, depth in folded])
-    constant = float(leaf[depth == 0, 0].sum(dtype=np.float64))
+    constant = leaf[depth == 0, 0].sum(dtype=np.float64, keepdims=True)
     deepest_first = np.argsort(-depth, kind="stable")[: np.count_nonzero(depth)]
     feature, threshold, leaf, depth = (values[deepest_first] for values in (feature, threshold, leaf, depth))
     nobody_passes = np.arange(DEEPEST) >= depth[:, None]
@@ -85,6 +118,7 @@ def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) ->
         depth=depth,
         first=np.cumsum(size) - size,
         leaf=leaf[np.arange(1 << DEEPEST) < size[:, None]],
+        begin=np.zeros(1, np.int64),
         constant=constant,
     )
 

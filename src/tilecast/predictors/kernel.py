@@ -1,9 +1,10 @@
 """Predict one kernel, or a million launches of it: median, 80 % interval, bound, what binds, and the basis of the number."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from tilecast import hardware, units
 from tilecast.errors import InvalidInput
 from tilecast.execution import Analysis, Once, Protocol
+from tilecast.execution.arithmetic import exp, maximum
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
@@ -88,7 +90,7 @@ def predict_kernel(
     True
     """
     spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
-    protocol = Protocol(timer=timer, cache=cache)
+    protocol = _protocol(timer, cache)
     measured = _opened(profile, spec, learned) if profile is not None else None
     run = in_engine(kernel, engine)
     blocks = _blocks(run)
@@ -107,6 +109,11 @@ def predict_kernel(
         basis=joined.basis,
         profile=measured,
     )
+
+
+@cache
+def _protocol(timer: str, cache: str) -> Protocol:
+    return Protocol(timer, cache)
 
 
 def in_engine(kernel: Any, engine: str) -> Any:
@@ -138,34 +145,38 @@ def _predict_part(
     find = usable if corrections is None else corrections.get
     correction = find(kernel.family) if learned and kernel.family in SIZES else None
     asked = launches(kernel, gpu, found, protocol, engine) if correction is not None else None
-    median_s = np.atleast_1d(found.analytic_s)
+    median_s, bound_s = found.analytic_s, found.bound_s
     if correction is None or asked is None or not correction.applies_to(asked):
         width: Floats | float = interval_width(kernel.family)
-        basis = np.full(len(median_s), "analytic")
+        basis = np.full(np.size(median_s), "analytic")
     else:
         corrected = _corrected(correction, kernel, gpu, asked)
-        median_s = np.maximum(median_s * np.exp(corrected.log_ratio), found.bound_s)
-        width, basis = corrected.width, corrected.basis
+        basis, is_lone = corrected.basis, len(corrected.basis) == 1
+        log_ratio, width = (each.item() if is_lone else each for each in (corrected.log_ratio, corrected.width))
+        median_s = maximum(median_s * exp(log_ratio), bound_s)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
 
         shift, width = profile.adjust(sites_of(kernel, gpu, found, protocol, engine, width), width)
-        median_s = np.maximum(median_s * np.exp(shift), found.bound_s)
-    factor = np.exp(width)
-    return _Part(found.analysis, median_s, np.maximum(median_s / factor, found.bound_s), median_s * factor, basis)
+        median_s = maximum(median_s * exp(shift), bound_s)
+    factor = exp(width)
+    low_s, high_s = maximum(median_s / factor, bound_s), median_s * factor
+    if not isinstance(median_s, np.ndarray):
+        median_s, low_s, high_s = np.array([[median_s], [low_s], [high_s]])
+    return _Part(found.analysis, median_s, low_s, high_s, basis)
 
 
 def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
     """Under the kernel's name or, left open, under what rows call it; launches that no row has a name for are asked about as such."""
-    named = replace(asked, names=asked_names(kernel, gpu, asked.names))
+    named = asked.called(asked_names(kernel, gpu, asked.names))
     if kernel.identity is not None:
         return correction.correct(named, gpu)
     named = correction.named(named, gpu)
-    is_unnamed = np.broadcast_to(kernel.unnamed() if hasattr(kernel, "unnamed") else False, len(asked.group))
-    if not is_unnamed.any():
+    is_unnamed: Any = kernel.unnamed() if hasattr(kernel, "unnamed") else False
+    if is_unnamed is False or not np.any(is_unnamed):
         return correction.correct(named, gpu)
-    unnamed = replace(asked, names={**named.names, "identity": "None"})
-    if is_unnamed.all():
+    unnamed = asked.called({**named.names, "identity": "None"})
+    if np.all(is_unnamed):
         return correction.correct(unnamed, gpu)
     one, other = correction.correct(named.where(~is_unnamed), gpu), correction.correct(unnamed.where(is_unnamed), gpu)
     places = np.argsort(np.argsort(is_unnamed, kind="stable"))
@@ -193,19 +204,25 @@ def interval_width(family: str) -> float:
 
 def _blocks(kernel: Any) -> list[Any]:
     """The kernel cut into runs of at most BLOCK launches."""
-    values = {name: getattr(kernel, name) for name in _field_names(kernel.__class__)}
-    arrays = {name: value for name, value in values.items() if isinstance(value, LISTS) and len(value) > BLOCK and np.ndim(value) == 1}
+    names, read = _fields(kernel.__class__)
+    values = read(kernel)
+    if not any(isinstance(value, LISTS) for value in values):
+        return [kernel]
+    given = dict(zip(names, values, strict=True))
+    arrays = {name: value for name, value in given.items() if isinstance(value, LISTS) and len(value) > BLOCK and np.ndim(value) == 1}
     if not arrays:
         return [kernel]
     return [
-        type(kernel)(**{**values, **{name: entries[start : start + BLOCK] for name, entries in arrays.items()}})
+        type(kernel)(**{**given, **{name: entries[start : start + BLOCK] for name, entries in arrays.items()}})
         for start in range(0, max(map(len, arrays.values())), BLOCK)
     ]
 
 
 @cache
-def _field_names(record: Any) -> tuple[str, ...]:
-    return tuple(entry.name for entry in fields(record))
+def _fields(record: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Their names, and what reads all of them (records have two at least)."""
+    names = tuple(entry.name for entry in fields(record))
+    return names, attrgetter(*names)
 
 
 def _concatenated(parts: list[Any]) -> Any:

@@ -10,6 +10,7 @@ rest belongs to one kernel and one shape, and such parts add in squares. A formu
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -70,15 +71,21 @@ def weakest(bases: Sequence[str]) -> str:
 
 
 def price_step(step: Step, gpu: GpuSpec, price: Price = predict_kernel) -> StepTime:
-    """Every call of the step priced, those of one kind in one go."""
+    (time,) = price_steps([step], gpu, price)
+    return time
+
+
+def price_steps(steps: Sequence[Step], gpu: GpuSpec, price: Price = predict_kernel) -> list[StepTime]:
+    """Every call of the steps priced, those of one kind in one go, whichever step they belong to."""
+    calls = [(call, step.num_steps) for step in steps for call in step.calls]
     groups: dict[object, list[int]] = {}
-    for place, call in enumerate(step.calls):
+    for place, (call, _) in enumerate(calls):
         groups.setdefault(_kind(call, place), []).append(place)
     times: dict[int, CallTime] = {}
     for places in groups.values():
-        calls = [step.calls[place] for place in places]
-        times |= dict(zip(places, _price_group(calls, step.num_steps, gpu, price), strict=True))
-    return joined(step, tuple(times[place] for place in range(len(step.calls))))
+        times |= zip(places, _price_group([calls[place] for place in places], gpu, price), strict=True)
+    ends = list(accumulate((len(step.calls) for step in steps), initial=0))
+    return [joined(step, tuple(times[place] for place in range(*span))) for step, span in zip(steps, pairwise(ends), strict=True)]
 
 
 def joined(step: Step, alone: tuple[CallTime, ...]) -> StepTime:
@@ -113,6 +120,8 @@ def _joined(errors: list[tuple[CallTime, Floats]]) -> Floats:
 
 def _uncovered(time: CallTime, times: Mapping[int, CallTime], step: Step) -> CallTime:
     """What is left of a call that another one runs beside."""
+    if time.call.beside is None:
+        return time
     other = next((times[place] for place, call in enumerate(step.calls) if call.name == time.call.beside), None)
     if other is None:
         return time
@@ -141,32 +150,32 @@ def _is_ragged(value: object) -> bool:
 
 def _kind(call: KernelCall, place: int) -> object:
     """Calls of one kind differ only in numbers; a ragged batch is a kind of its own."""
-    values = [(name, getattr(call.kernel, name)) for name in _parameters(call.kernel.__class__)]
-    if any(_is_ragged(value) for _, value in values):
-        return place
-    return (
-        call.kernel.__class__,
-        call.cache,
-        call.measured_in,
-        tuple((name, repr(value)) for name, value in values if not _is_number(value)),
-    )
+    told: list[object] = [call.kernel.__class__, call.cache, call.measured_in]
+    for name in _parameters(call.kernel.__class__):
+        value = getattr(call.kernel, name)
+        if value is None or isinstance(value, str | bool):
+            told.append(value)
+        elif _is_ragged(value):
+            return place
+        else:
+            told.append(_is_number(value) or id(value))  # a box of GPUs, say: the same one
+    return tuple(told)
 
 
-def _price_group(calls: list[KernelCall], num_steps: int, gpu: GpuSpec, price: Price) -> list[CallTime]:
-    """Calls of one kind in one go; launches that are alike, in one call or several, are priced once."""
-    first = calls[0]
+def _price_group(calls: list[tuple[KernelCall, int]], gpu: GpuSpec, price: Price) -> list[CallTime]:
+    """Calls of one kind, each with its number of steps, in one go; launches that are alike, in one or several, are priced once."""
+    first, _ = calls[0]
     others = {name: getattr(first.kernel, name) for name in _parameters(first.kernel.__class__)}
     names = [name for name, value in others.items() if _is_number(value)]
     if not names or any(_is_ragged(value) for value in others.values()):
         predicted = price(first.kernel, gpu, **conditions(first))
-        return [_call_time(call, predicted, slice(None), num_steps) for call in calls]
+        return _call_times(calls, predicted, [list(range(len(predicted.median_s)))] * len(calls))
     places: dict[tuple[float, ...], int] = {}
-    rows = [[places.setdefault(launch, len(places)) for launch in _launches(call, names, num_steps)] for call in calls]
+    rows = [[places.setdefault(launch, len(places)) for launch in _launches(call, names, num_steps)] for call, num_steps in calls]
     distinct = {
         name: values[0] if len(places) == 1 else np.array(values) for name, values in zip(names, zip(*places, strict=True), strict=True)
     }
-    predicted = price(first.kernel.__class__(**{**others, **distinct}), gpu, **conditions(first))
-    return [_call_time(call, predicted, where, num_steps) for call, where in zip(calls, rows, strict=True)]
+    return _call_times(calls, price(first.kernel.__class__(**{**others, **distinct}), gpu, **conditions(first)), rows)
 
 
 def _launches(call: KernelCall, names: list[str], num_steps: int) -> Iterable[tuple[float, ...]]:
@@ -177,20 +186,18 @@ def _launches(call: KernelCall, names: list[str], num_steps: int) -> Iterable[tu
     return zip(*(size.tolist() if isinstance(size, np.ndarray) else [size] * num_steps for size in sizes), strict=True)
 
 
-def _call_time(call: KernelCall, predicted: Any, rows: Any, num_steps: int) -> CallTime:
-    def times(values: Floats) -> Floats:
-        each = values[rows] * call.count
-        return np.asarray(each) if len(each) == num_steps else np.full(num_steps, each)
-
-    return CallTime(
-        call=call,
-        median_s=times(predicted.median_s),
-        low_s=times(predicted.low_s),
-        high_s=times(predicted.high_s),
-        bound_s=times(predicted.bound_s),
-        bound_by=str(np.asarray(predicted.analysis.bound_by)[rows][-1]),
-        basis=weakest(sorted(set(np.asarray(predicted.basis)[rows].tolist()))),
-    )
+def _call_times(calls: list[tuple[KernelCall, int]], predicted: Any, rows: list[list[int]]) -> list[CallTime]:
+    """What was predicted of a kind, dealt out to its calls: each has its launches at some rows, one for every step or one for all."""
+    times_s = np.array([predicted.median_s, predicted.low_s, predicted.high_s, predicted.bound_s])
+    bases, binding = np.asarray(predicted.basis).tolist(), np.asarray(predicted.analysis.bound_by)
+    found = []
+    for (call, num_steps), places in zip(calls, rows, strict=True):
+        each_s = times_s.take(places, axis=1) * call.count
+        median_s, low_s, high_s, bound_s = each_s if len(places) == num_steps else np.repeat(each_s, num_steps, axis=1)
+        basis = weakest([bases[place] for place in dict.fromkeys(places)])
+        bound_by = str(binding[places[-1]])
+        found.append(CallTime(call=call, median_s=median_s, low_s=low_s, high_s=high_s, bound_s=bound_s, bound_by=bound_by, basis=basis))
+    return found
 
 
 # ---- many steps --------------------------------------------------------------------------------------------------

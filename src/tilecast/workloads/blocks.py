@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from tilecast.workloads.model import Experts, GroupedAttention, LatentAttention, Layer, Mlp, ModelConfig, counted
 from tilecast.workloads.operations import Operation, merged
@@ -13,6 +14,7 @@ ROUTING = "power_law_1.2"
 HIDDEN_AND_RESIDUAL = 2  # tensors that a stage hands on
 
 
+@lru_cache(maxsize=256)
 def decoder_step(config: ModelConfig, shard: Shard, stage: int | None = None) -> tuple[Operation, ...]:
     """One forward pass: of the whole model, stage after stage, or only of one pipeline stage (to see what its GPUs hold)."""
     layers = config.layers if stage is None else shard.stage(config.layers, stage)

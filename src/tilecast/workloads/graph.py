@@ -101,7 +101,7 @@ class Tokens:
     @property
     def is_uniform(self) -> bool:
         """All requests of a step are equal."""
-        return all(lengths.min() == lengths.max() for lengths in (*self.q_lens, *self.kv_lens))
+        return all(map(_are_uniform, (self.q_lens, self.kv_lens)))
 
     @property
     def rows(self) -> dict[str, np.ndarray]:
@@ -110,6 +110,13 @@ class Tokens:
         return {
             "token": self.num_tokens, "request": self.num_requests, "every_token": whole.num_tokens, "every_request": whole.num_requests,
         }  # fmt: skip
+
+
+def _are_uniform(lengths: tuple[np.ndarray, ...]) -> bool:
+    """In every step all the same."""
+    first = np.cumsum([0, *(len(each) for each in lengths[:-1])])
+    joined = np.concatenate(lengths)
+    return bool((np.minimum.reduceat(joined, first) == np.maximum.reduceat(joined, first)).all())
 
 
 def prefill_tokens(batch: Batch, dp: int = 1) -> Tokens:

@@ -132,6 +132,10 @@ class ModelConfig:
     kv_dtype: str | None = None  # None: dtype
     notes: tuple[str, ...] = ()  # what of the file is not modelled and costs little
 
+    def __hash__(self) -> int:
+        """Enough to tell models apart in a cache; to hash every layer costs more than most that is cached."""
+        return hash((self.name, self.hidden_size, len(self.layers), self.precision))
+
     @property
     def num_layers(self) -> int:
         return len(self.layers)
@@ -186,12 +190,17 @@ def model_config(model: str | Path | Mapping[str, Any] | ModelConfig) -> ModelCo
         return model
     if isinstance(model, Mapping):
         return read_config(model, str(model.get("_name_or_path") or "config"))
-    if (found := _exact(str(model))) is not None:
-        return read_config(found, str(model))
-    id = _bundled_id(str(model))
-    if id is not None:
-        return read_config(_bundled()[id], id)
-    return read_config(_table(Path(model)), str(model))
+    return _bundled_config(str(model)) or read_config(_table(Path(model)), str(model))
+
+
+@cache
+def _bundled_config(name: str) -> ModelConfig | None:
+    from tilecast.workloads.architectures import read_config
+
+    if (found := _exact(name)) is not None:
+        return read_config(found, name)
+    id = _bundled_id(name)
+    return read_config(_bundled()[id], id) if id is not None else None
 
 
 def config_table(model: str) -> Mapping[str, Any]:
