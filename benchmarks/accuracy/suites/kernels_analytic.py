@@ -60,7 +60,7 @@ def run(quick: bool) -> Result:
             "Why the worst are the worst. TensorRT-LLM products on L40S: weights of 32 to 96 MiB come from its L2 of 96 MiB: "
             "they did not rotate there. MoE of 8 experts with 4 to 8 tokens: 29 us are the bytes of two experts, not of the seven that "
             "so many tokens reach. MLA decode of one request on RTX PRO: Triton splits a 131,072-token cache over more SMs than we let it. "
-            "FP8 MoE on a rank of eight: we quantise every token, the engine seems to quantise its own alone.",
+            "FP8 MoE with one expert per token, cut into 32, on a rank of eight: not understood.",
             *((f"Quick: {QUICK_ROWS} collectives per GPU and world size, drawn with seed {SEED}.",) if quick else ()),
         ),
         target="GEMM: wave model 13.5 %, roofline 40-50 %; roofline / 0.8 + 3 us: prefill attention 26 %, decode 36 %",
