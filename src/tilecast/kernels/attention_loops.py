@@ -51,7 +51,7 @@ class Loop:
     tile_q: Floats
     tile_kv: Floats
     packs: Any  # query heads that share a KV head fill one tile
-    exposed: float  # share of the softmax that the tensor cores wait for
+    exposed: Floats | float  # share of the softmax that the tensor cores wait for
     copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
     widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
     stops_to_widen: Any = False  # widened keys go back to shared memory, where warp groups read them: copies overlap with nothing
@@ -198,16 +198,19 @@ def _fa3(of: Setting) -> Loop:
     """Before Hopper it is built on warps' own instructions, with shorter key tiles."""
     is_old = of.style == "sync"
     hopper_kv = by_dim(of.dim, (128, 128), (192, 112), (256, 80), otherwise=64)
+    loads = of.native
+    few = of.decode & (of.mean_packed <= ROWS_OF_WARPS) & (of.style != "tcgen05")  # for one warp group: no other hides its softmax
     return Loop(
-        tile_q=by_dim(of.dim, (64, 128 if is_old else 192), otherwise=128),
+        tile_q=np.where(few, ROWS_OF_WARPS, by_dim(of.dim, (64, 128 if is_old else 192), otherwise=128)),
         tile_kv=by_dim(of.dim, (64, 112), otherwise=64) if is_old else hopper_kv,
         packs=True,
         built_dims=FLASH_DIMS,
         num_helpers=(1.0 + (of.engine == "vllm") if of.decode else 1.0 + of.has_cache)
         + np.where(of.is_quantised & (of.engine != "vllm"), 1.0, 0.0) * of.has_cache
         + of.padded_values,
+        starts=2.0 if of.decode else 1.0,  # how keys are split and where their pages lie comes first
         copies_queries=of.is_quantised,
-        **of.native,
+        **{**loads, "exposed": np.where(few, 1.0, loads["exposed"])},
     )
 
 

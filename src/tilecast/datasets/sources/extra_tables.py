@@ -278,6 +278,7 @@ ATTENTION_TABLE = RawTable(
             first_of(
                 (BACKEND.is_in(["flash_attention", "flash_attn2_varlen"]), "fa2"),
                 (BACKEND == "fa3_varlen", "fa3"),
+                (BACKEND == "flashinfer_decode", "flashinfer_fa2"),  # its decode wrapper has no other kernel
                 # FlashInfer and vLLM choose version 3 on Hopper only, and there neither source tells which one ran.
                 ((BACKEND == "flashinfer") & ~HOPPER, "flashinfer_fa2"),
                 ((BACKEND == "vllm0.19_flash_attn") & ~HOPPER, "fa2"),
