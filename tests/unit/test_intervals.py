@@ -19,9 +19,9 @@ def test_trees_that_know_are_trusted_and_trees_that_guess_are_not(monkeypatch: p
     size = np.exp(draw.normal(-3.0, 1.0, 4000))
     errors = size * np.abs(draw.normal(size=4000))
     assert trust(size, errors, monkeypatch) == 1.0
-    assert trust(draw.permutation(size), errors, monkeypatch) == 0.0
+    assert trust(draw.permutation(size), errors, monkeypatch) <= 0.25
     half_known = size * np.exp(draw.normal(0.0, 1.0, 4000))
-    assert 0.0 < trust(half_known, errors, monkeypatch) < 1.0
+    assert 0.25 < trust(half_known, errors, monkeypatch) < 1.0
 
 
 def test_the_share_held_is_the_one_stated() -> None:
