@@ -15,7 +15,7 @@ from tilecast.learning.examples import Examples, flags
 from tilecast.learning.trees import Trees, empty, grove
 
 COVERAGE = 0.8
-TRUST = (0.0, 0.25, 0.5, 0.75, 1.0)  # in what the trees say of an error's size
+TRUST = (0.25, 0.5, 0.75, 1.0)  # in what the trees say of an error's size; never none
 SMALLEST_ERROR = 0.003  # log: below it an error's size is chance
 EXTRAPOLATED = 1.5  # times the interval of a shape inside the range
 NUM_TREES, DEPTH, RATE, BINS = 60, 5, 0.1, 64
@@ -57,7 +57,7 @@ def _spread(correction: Correction, found: Residuals, *, with_gpu: bool) -> Tree
 
 
 def _trusted(correction: Correction, trees: Trees, found: Residuals) -> Trees:
-    """The trees, their word weighed so that intervals which hold the stated share are narrowest on average."""
+    """The trees, believed as far as makes intervals that hold the stated share the narrowest on average."""
     said, weight, errors = _told_apart(correction, trees, found)
 
     def mean_width(trust: float) -> float:
