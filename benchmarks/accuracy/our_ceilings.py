@@ -84,20 +84,18 @@ def for_gpus(family: str, measured: pl.DataFrame, siblings: str, every: int = 1)
         measured[::every],
     )
     found = {quantile: np.empty(len(data.target)) for quantile in QUANTILES}
-    elsewhere = None if len(dies_of(data)) > 1 else _levels_elsewhere(family, set(data.gpu.tolist()), every)
+    shipped = None if len(dies_of(data)) > 1 else examples(training_rows(family, ()), family, rows_per_slice=ROWS_PER_SLICE // every)
     for gpu in sorted(set(data.gpu.tolist())):
         say(f"  {family}: ceiling on {gpu}, unseen")
         away = np.isin(data.gpu, splits.same_die(gpu) if siblings == "out" else [gpu])
+        elsewhere = None if shipped is None else _levels(shipped.where(shipped.gpu != gpu), family)
         fitted = fit(data.where(~away), family, np.zeros(0, np.int64), bases=("unseen-gpu",), elsewhere=elsewhere, say=_quiet)
         _fill(found, fitted, data, data.gpu == gpu, analytic_s, bound_s)
     return {quantile: _framed(measured, times) for quantile, times in found.items()}
 
 
-def _levels_elsewhere(family: str, asked: set[str], every: int) -> Levels:
-    """How far dies lie from one another in the rows that ship, without any GPU that is asked about."""
-    say(f"  {family}: how far dies lie from one another")
-    data = examples(training_rows(family, ()), family, rows_per_slice=ROWS_PER_SLICE // every)
-    data = data.where(~np.isin(data.gpu, sorted(asked)))
+def _levels(data: Examples, family: str) -> Levels:
+    """How far dies lie from one another."""
     return levels_of(list(held_out_by(dies_of(data), data, family, _quiet)))
 
 
