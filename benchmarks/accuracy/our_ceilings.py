@@ -9,10 +9,11 @@ from tilecast.datasets import splits, store
 from tilecast.execution import Protocol
 from tilecast.kernels.base import priced
 from tilecast.kernels.registry import kernel as kernel_record
-from tilecast.learning.ceiling_training import fit, folds_by
+from tilecast.learning.ceiling_training import ROWS_PER_SLICE, Levels, dies_of, fit, folds_by, held_out_by, levels_of
 from tilecast.learning.ceilings import Ceiling
-from tilecast.learning.examples import Examples
+from tilecast.learning.examples import Examples, examples
 from tilecast.learning.features import Launches, launches
+from tilecast.learning.recipes import training_rows
 
 OURS = "Tilecast's"
 QUANTILES = (0.5, 0.8, 0.9, 0.95)
@@ -83,12 +84,19 @@ def for_gpus(family: str, measured: pl.DataFrame, siblings: str, every: int = 1)
         measured[::every],
     )
     found = {quantile: np.empty(len(data.target)) for quantile in QUANTILES}
+    shipped = None if len(dies_of(data)) > 1 else examples(training_rows(family, ()), family, rows_per_slice=ROWS_PER_SLICE // every)
     for gpu in sorted(set(data.gpu.tolist())):
         say(f"  {family}: ceiling on {gpu}, unseen")
         away = np.isin(data.gpu, splits.same_die(gpu) if siblings == "out" else [gpu])
-        fitted = fit(data.where(~away), family, np.zeros(0, np.int64), bases=("unseen-gpu",), say=_quiet)
+        elsewhere = None if shipped is None else _levels(shipped.where(shipped.gpu != gpu), family)
+        fitted = fit(data.where(~away), family, np.zeros(0, np.int64), bases=("unseen-gpu",), elsewhere=elsewhere, say=_quiet)
         _fill(found, fitted, data, data.gpu == gpu, analytic_s, bound_s)
     return {quantile: _framed(measured, times) for quantile, times in found.items()}
+
+
+def _levels(data: Examples, family: str) -> Levels:
+    """How far dies lie from one another."""
+    return levels_of(list(held_out_by(dies_of(data), data, family, _quiet)))
 
 
 def _fill(

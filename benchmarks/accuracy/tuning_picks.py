@@ -8,16 +8,14 @@ import polars as pl
 
 from benchmarks.accuracy.progress import say
 from tilecast import hardware
-from tilecast.tuning.account import account
-from tilecast.tuning.search import shortlist_of, stand_in
+from tilecast.tuning.search import ranked, shortlist_of, stand_in
 from tilecast.tuning.searches import CONFIG, PROBLEM, searches, spaces
 from tilecast.tuning.training import Fold, Settings, Study, gpu_folds, shape_folds, study
 
 NUM_FOLDS = 8  # two of the 16 shapes at a time
-QUICK = Settings(shared_trees=40, local_trees=30, gain_trees=40, gain_local_trees=20, near=30, far=20)
+QUICK = Settings(shared_trees=40, local_trees=30, abroad_trees=40, gain_trees=40, gain_local_trees=20, near=30, far=20)
 QUICK_STEP = 7  # one problem in so many
-# Chosen while looking at these alone; the other shapes and GPUs were scored once.
-LOOKED_AT_SHAPES, LOOKED_AT_GPUS = (2, 6, 10, 14), ("a100-sxm-80gb", "a40")
+LOOKED_AT_SHAPES = (2, 6, 10, 14)  # settings were chosen while looking at these alone; the other shapes were scored once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,8 +46,9 @@ def picks(of: Study, folds: Sequence[Fold], size: int) -> Picks:
             space = known[problem.gpu]
             spec = hardware.gpu(problem.gpu)
             whose = stand_in(spec, fold.ranking.gpus)
-            logit = fold.ranking.logit(account(problem.kernel, spec, space).numbers, whose)
-            chosen = shortlist_of(logit, space, size, distinct=whose not in fold.ranking.gpus)
+            chosen = shortlist_of(
+                ranked(problem.kernel, spec, space, fold.ranking).logit, space, size, distinct=whose not in fold.ranking.gpus
+            )
             rows += [(*problem.key, *space.config(row).values(), rank) for rank, row in enumerate(chosen, start=1)]
             gains.append((*problem.key, float(np.exp(fold.ranking.log_gain(of.defaults[place : place + 1], whose)[0]))))
     names = [*PROBLEM, *CONFIG, "rank"]
@@ -59,8 +58,8 @@ def picks(of: Study, folds: Sequence[Fold], size: int) -> Picks:
     )
 
 
-def looked_at(of: Study, frame: pl.DataFrame, by: str) -> pl.Series:
-    """Whether a problem is one that settings were chosen on: some shapes, or some GPUs."""
+def looked_at(of: Study, frame: pl.DataFrame) -> pl.Series:
+    """Whether a problem is of a shape that settings were chosen on."""
     shapes = sorted({problem.shape for problem in of.problems})
     seen = {shapes[place] for place in LOOKED_AT_SHAPES if place < len(shapes)}
-    return pl.Series([row[2:] in seen if by == "shape" else row[0] in LOOKED_AT_GPUS for row in frame.select(PROBLEM).iter_rows()])
+    return pl.Series([row[2:] in seen for row in frame.select(PROBLEM).iter_rows()])

@@ -12,6 +12,7 @@ from tilecast.errors import InvalidInput, MissingData
 from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.moe import Moe
 from tilecast.kernels.softmax import Softmax
+from tilecast.learning.ceiling_training import Levels, Residuals, levels_of, unseen_scores
 from tilecast.learning.ceilings import QUANTILES, Ceiling, path_of, read, write
 from tilecast.learning.features import COMMON, GROUPS, Launches
 from tilecast.learning.trees import empty
@@ -82,13 +83,57 @@ def test_a_family_without_measurements_has_no_ceiling():
 def test_a_quantile_is_the_level_and_so_many_spreads_below_it():
     score = {"interpolated": np.linspace(2.0, -2.0, len(QUANTILES)), "unseen-gpu": np.linspace(4.0, -4.0, len(QUANTILES))}
     made = Ceiling(
-        "gemm", ("h20 - -", "*"), {"dtype": ["bf16"]}, np.array([[0.1] * len(GROUPS), [0.3] * len(GROUPS)]), empty(), empty(), score
+        "gemm",
+        ("h20 - -", "*"),
+        {"dtype": ["bf16"]},
+        np.array([[0.1] * len(GROUPS), [0.3] * len(GROUPS)]),
+        empty(),
+        empty(),
+        score,
+        between=0.03,
     )
     asked = Launches(np.zeros((2, len(COMMON)), np.float32), {}, np.zeros(2, np.int64))
     # P50 is the middle of the scores, 0: the level alone. P99 is two spreads (of the smallest kind, 0.01) below it.
     assert made.log_ratio(asked, "h20", 0.5) == pytest.approx([0.1, 0.1])
     assert made.log_ratio(asked, "h20", 0.99) == pytest.approx([0.08, 0.08])
-    assert made.log_ratio(asked, "h100-sxm", 0.99) == pytest.approx([0.26, 0.26])
+    # Nobody measured the H100: its level is not known to 0.03 either.
+    assert made.log_ratio(asked, "h100-sxm", 0.99) == pytest.approx([0.3 - 4 * np.hypot(0.01, 0.03)] * 2)
+
+
+def rows_of_die(level, num_rows=200):
+    """Residuals of one GPU: rows within 0.01 of its level, which the ceiling thought to be 0."""
+    return Residuals(level + np.linspace(-0.01, 0.01, num_rows), np.full(num_rows, 0.01), np.full(num_rows, f"gpu {level}"))
+
+
+def shares_below(dies, levels, num_seen, asked):
+    """Of a die at level `asked`, the share of rows at or below P50, P80, P90 and P95 of efficiency."""
+    score = unseen_scores(dies, levels, num_seen=num_seen)
+    held = rows_of_die(asked)
+    ceiling = np.interp((0.5, 0.8, 0.9, 0.95), QUANTILES, score) * np.hypot(0.01, levels.between)
+    return [float((held.away >= time).mean()) for time in ceiling]
+
+
+def test_levels_of_dies_are_the_median_of_how_far_off_they_were():
+    # Offsets 0.05, 0.1, 0.1: the median of their sizes is 0.1, which half of normal numbers with a deviation of 0.148 stay within.
+    dies = [rows_of_die(level) for level in (-0.05, 0.1, -0.1)]
+    assert levels_of(dies).between == pytest.approx(0.1 / 0.6745, rel=0.02)
+    assert levels_of(dies).num_dies == 3
+
+
+def test_with_few_dies_the_next_one_may_lie_on_the_other_side():
+    slow = [rows_of_die(level) for level in (0.08, 0.1, 0.12)]
+    # All three were slower than thought; one that is faster by as much beats P80, as the first three would say, but not P95.
+    shares = shares_below(slow, levels_of(slow), 3, -0.1)
+    assert shares[0] == 0.0 and shares[3] == 1.0
+    many = slow * 40
+    assert shares_below(many, levels_of(many), 120, -0.1)[3] == 0.0, "of 120 dies none was ever faster than thought"
+
+
+def test_rows_of_one_die_take_the_levels_of_others():
+    twins = [rows_of_die(0.0), rows_of_die(0.002)]
+    narrow, wide = (shares_below(twins, Levels(between=between, num_dies=14), 0, -0.14) for between in (0.01, 0.12))
+    assert narrow[3] == 0.0, "what twins say of each other is nothing about a third GPU"
+    assert wide[0] == 0.0 and wide[3] > 0.9
 
 
 def test_an_impossible_quantile_is_refused():

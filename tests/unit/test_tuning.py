@@ -9,11 +9,14 @@ import pytest
 from tilecast import hardware
 from tilecast.dtypes import quantisation
 from tilecast.errors import InvalidInput
+from tilecast.learning.ranking import is_among
 from tilecast.tuning.account import FEATURES, account
 from tilecast.tuning.defaults import default_config
 from tilecast.tuning.engine_files import contents, file_name
 from tilecast.tuning.search import Layer, gemm_layer, shipped_ranking, shortlist_of, stand_in, tune
+from tilecast.tuning.searches import Searched
 from tilecast.tuning.space import MOST_ACCUMULATORS, accumulators, feasible, shared_bytes, space_of
+from tilecast.tuning.training import Settings, proven_by, sampled_abroad, study
 
 MODEL = "Qwen/Qwen3-30B-A3B"
 QWEN = Layer(kernel="moe", num_experts=128, topk=8, hidden_size=2048, inter_size=768)
@@ -111,6 +114,38 @@ def test_a_distinct_shortlist_has_no_two_that_differ_in_the_group_alone():
     logit = np.array([3.0, 2.0, 1.0, 0.0])
     assert shortlist_of(logit, space, 2, distinct=False) == [0, 1]
     assert shortlist_of(logit, space, 2, distinct=True) == [0, 3]
+
+
+def test_a_gpu_nobody_searched_gets_what_was_good_somewhere():
+    ranking = shipped_ranking()
+    for gpu in ("l40s", "b200-sxm"):
+        for choice in tune(QWEN, hardware.gpu(gpu), tokens=(1, 64, 4096)).choices:
+            assert is_among(space_of(choice.shortlist).rows(), ranking.proven).all()
+    assert len(ranking.proven) < 1000, "of some 4,000 that fit"
+
+
+def test_where_nothing_proven_is_left_the_rest_is_ranked():
+    unproven = {"block_m": (16,), "block_n": (16,), "block_k": (32,), "group_m": (1, 64), "num_warps": (8,), "num_stages": (5,)}
+    found = tune(QWEN, hardware.gpu("l40s"), tokens=(64,), choices=unproven).choices[0]
+    assert not is_among(space_of(found.shortlist).rows(), shipped_ranking().proven).any()
+    assert found.config["BLOCK_SIZE_N"] == 16
+
+
+def test_trees_for_other_gpus_learn_from_proven_configurations_and_every_problem_counts_the_same():
+    def problem(gpu, tokens, good):
+        return Searched(gpu, tokens, (8, 2, 1024, 512), np.array(good), 1.1)
+
+    # 70 good ones for one problem, 2 for another, and one on the third GPU that the chosen problems do not know.
+    of = study([problem("a40", 1, range(70)), problem("h800-sxm", 1, [100, 101]), problem("h20", 1, [2000])])
+    chosen = np.array([0, 1])
+    proven = proven_by(of, chosen)
+    assert len(proven) <= 72 and not is_among(feasible(hardware.gpu("h20"), quantisation("bf16")).rows()[[2000]], proven).any()
+    rows, weight = sampled_abroad(of, chosen, proven, Settings())
+    for place in chosen:
+        mine = rows.problem == place
+        assert weight[mine & (rows.good == 1)].sum() == pytest.approx(Settings().abroad_weight)
+        assert (weight[mine & (rows.good == 0)] == 1).all()
+    assert len(rows.good) < 150, "the 400 others that a GPU's own trees see are left out"
 
 
 def test_a_skewed_histogram_changes_what_is_priced():

@@ -1,7 +1,7 @@
 """Fit ceilings from measured rows (extra `train`): a location and a spread, then scores of quantiles from rows that were held out."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
@@ -12,13 +12,17 @@ import tilecast
 from tilecast import hardware
 from tilecast.datasets.splits import same_die
 from tilecast.learning.boosting import SEED, boost
-from tilecast.learning.ceilings import ANY, LEAST_SPREAD, QUANTILES, WORK, Ceiling, slot_of, with_flags
+from tilecast.learning.ceilings import ANY, QUANTILES, WORK, Ceiling, slot_of, with_flags
 from tilecast.learning.examples import Examples, examples, flags, vocabulary
 from tilecast.learning.features import GROUPS, Launches
 
 TREES, DEPTH, RATE, BINS = 80, 4, 0.1, 64
 NUM_FOLDS = 4
 SHRINKAGE = 50  # rows that a GPU's level of one group is drawn towards the GPU's own median by
+
+STRANGERS = 4  # dies' worth of levels that nobody saw; chosen on the rows that ship, die by die
+ROWS_PER_DIE = 600  # that such levels are added to
+MEDIAN_OF_NORMAL = 0.6745  # standard deviations that half of normal numbers stay within
 
 ENOUGH = 300  # held-out rows that a slot needs for scores of its own
 ROWS_PER_SLICE = 600  # of one GPU, engine, format and kernel
@@ -74,32 +78,57 @@ def _levels(data: Examples, slot: NDArray[np.str_]) -> dict[str, Floats]:
     return {**level, **anywhere, ANY: np.median(list(level.values()), axis=0)}
 
 
-def scores(ceiling: Ceiling, test: Examples) -> Floats:
-    """(measured - location) / spread of rows that the ceiling never saw, in logs."""
-    found = np.empty(len(test.target))
+@dataclass(frozen=True, slots=True, eq=False)
+class Residuals:
+    """Rows that a ceiling never saw: log(measured / location), the spread it states, and the slot, of every row."""
+
+    away: Floats
+    spread: Floats
+    slot: NDArray[np.str_]
+
+    @property
+    def scores(self) -> Floats:
+        return self.away / self.spread
+
+    @property
+    def offset(self) -> Floats:
+        """How far the level of every row's slot lies from where the ceiling thought it would."""
+        names, place = np.unique(self.slot, return_inverse=True)
+        return np.array([np.median(self.away[self.slot == name]) for name in names])[place.reshape(-1)]
+
+
+def residuals(ceiling: Ceiling, test: Examples) -> Residuals:
+    away, spread = np.empty(len(test.target)), np.empty(len(test.target))
     for group in np.unique(test.group_of):  # a group has one set of names, and may have several GPUs
         for gpu in np.unique(test.gpu[test.group_of == group]):
             rows = np.flatnonzero((test.group_of == group) & (test.gpu == gpu))
-            asked = Launches(test.numbers[rows], test.names[group], test.binds[rows])
-            centre, spread = ceiling.centre(asked, str(gpu))
-            found[rows] = (test.target[rows] - centre) / np.maximum(spread, LEAST_SPREAD)
-    return found
+            centre, spread[rows] = ceiling.centre(Launches(test.numbers[rows], test.names[group], test.binds[rows]), str(gpu))
+            away[rows] = test.target[rows] - centre
+    return Residuals(away, spread, _slots(test))
 
 
 def fit(data: Examples, family: str, fold: NDArray[np.int64], *, bases: Sequence[str] = ("interpolated", "unseen-gpu"), say: Say = print,
-        manifest: dict[str, Any] | None = None) -> Ceiling:  # fmt: skip
-    """A calibrated ceiling. `fold` numbers what is held out together: rows of one layer or shape have the same."""
+        elsewhere: "Levels | None" = None, manifest: dict[str, Any] | None = None) -> Ceiling:  # fmt: skip
+    """A calibrated ceiling. `fold` numbers what is held out together: rows of one layer or shape have the same.
+
+    Rows of one die cannot say how far another GPU may be: `elsewhere` has the levels of other rows for them.
+    """
     found: dict[str, Floats] = {}
     if "interpolated" in bases:
         each = []
         for number in np.unique(fold):
             say(f"{family}: ceiling without shapes {number}")
             held = fold == number
-            each.append(scores(fit_once(data.where(~held), family), data.where(held)))
-        found |= _by_slot(np.concatenate(each), np.concatenate([_slots(data.where(fold == number)) for number in np.unique(fold)]))
+            each.append(residuals(fit_once(data.where(~held), family), data.where(held)))
+        found |= _by_slot(np.concatenate([one.scores for one in each]), np.concatenate([one.slot for one in each]))
+    between = 0.0
     if "unseen-gpu" in bases:
-        found["unseen-gpu"] = _unseen(data, family, say)
-    return replace(fit_once(data, family), score=found, manifest=manifest or {})
+        dies = dies_of(data)
+        held_out = [*held_out_by(dies if len(dies) > 1 else [(gpu,) for gpu in sorted(set(data.gpu.tolist()))], data, family, say)]
+        levels = levels_of(held_out) if len(dies) > 1 else elsewhere or LEVELS
+        between = levels.between
+        found["unseen-gpu"] = unseen_scores(held_out, levels, num_seen=len(dies) if len(dies) > 1 else 0)
+    return replace(fit_once(data, family), score=found, between=between, manifest=manifest or {})
 
 
 def fit_families(names: Sequence[str], families: Sequence[str] = FAMILIES, say: Say = print) -> dict[str, Ceiling]:
@@ -121,21 +150,64 @@ def fit_families(names: Sequence[str], families: Sequence[str] = FAMILIES, say: 
     return found
 
 
-def _unseen(data: Examples, family: str, say: Say) -> Floats:
-    """Every die is held out once and counts the same, however many rows and GPUs it has."""
+# ---- GPUs nobody measured --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """How far the levels of dies lie from what the other dies' rows say."""
+
+    between: float  # log: one standard deviation, from the median, so that one odd die does not widen it
+    num_dies: int  # that it was learned from
+
+
+LEVELS = Levels(between=0.11, num_dies=6)  # of the families that ship, the median: where the rows are of one die and nothing else is known
+
+
+def dies_of(data: Examples) -> list[tuple[str, ...]]:
+    """The GPUs of each die."""
     gpus = sorted(set(data.gpu.tolist()))
-    dies = sorted({tuple(gpu for gpu in gpus if gpu in same_die(name)) for name in gpus})
-    if len(dies) < 2:
-        dies = [(gpu,) for gpu in gpus]  # one die only: its GPUs are at least new SKUs to one another
-    each, weight = [], []
-    for held in dies:
-        inside = np.isin(data.gpu, held)
-        if inside.all():
-            continue
+    return sorted({tuple(gpu for gpu in gpus if gpu in same_die(name)) for name in gpus})
+
+
+def held_out_by(groups: Sequence[tuple[str, ...]], data: Examples, family: str, say: Say = print) -> Iterator[Residuals]:
+    """Every group of GPUs is held out once; a single one is seen around its own fit, which is all there is."""
+    for held in groups:
         say(f"{family}: ceiling without {', '.join(held)}")
-        each.append(scores(fit_once(data.where(~inside), family), data.where(inside)))
-        weight.append(np.full(len(each[-1]), 1.0 / len(each[-1])))
-    return _quantiles(np.concatenate(each), np.concatenate(weight)) if each else np.full(len(QUANTILES), 0.0)
+        inside = np.isin(data.gpu, held)
+        yield residuals(fit_once(data if inside.all() else data.where(~inside), family), data.where(inside))
+
+
+def levels_of(dies: Sequence[Residuals]) -> Levels:
+    """Every die counts the same, however many rows and GPUs it has."""
+    away = np.concatenate([np.abs(die.offset) for die in dies])
+    weight = np.concatenate([np.full(len(die.away), 1.0 / len(die.away)) for die in dies])
+    return Levels(between=_weighted(away, weight, np.array([0.5]))[0] / MEDIAN_OF_NORMAL, num_dies=len(dies))
+
+
+def unseen_scores(dies: Sequence[Residuals], levels: Levels, *, num_seen: int) -> Floats:
+    """Scores in units of hypot(spread, between): of the dies as they were, and of some more whose levels nobody saw.
+
+    What the next die's level will be is Student's t, as for the next of so many normal numbers around 0; its rows lie around that level as
+    those of the dies do. These count as STRANGERS dies: of many dies the rows themselves say it, of few mostly the formula.
+    """
+    level = levels.between * student_quantiles(levels.num_dies)
+    values, weight = [], []
+    for die in dies:
+        unit = np.hypot(die.spread, levels.between)
+        some = np.random.default_rng(SEED).permutation(len(die.away))[:ROWS_PER_DIE]
+        around = (die.away - die.offset)[some, None]
+        drawn = ((around + level) / unit[some, None]).reshape(-1)
+        values += [die.away / unit, drawn]
+        weight += [np.full(len(unit), num_seen / len(unit) / len(dies)), np.full(len(drawn), STRANGERS / len(drawn) / len(dies))]
+    return _quantiles(np.concatenate(values), np.concatenate(weight))
+
+
+def student_quantiles(degrees: int, count: int = 39) -> Floats:
+    """Student's t in the middles of `count` equal parts."""
+    from scipy.special import stdtrit
+
+    return np.asarray(stdtrit(degrees, (np.arange(count) + 0.5) / count))
 
 
 def _by_slot(values: Floats, slot: NDArray[np.str_]) -> dict[str, Floats]:
@@ -147,9 +219,13 @@ def _by_slot(values: Floats, slot: NDArray[np.str_]) -> dict[str, Floats]:
 
 def _quantiles(values: Floats, weight: Floats | None = None) -> Floats:
     """For each quantile of efficiency the score that so many rows lie above: fast rows have low scores."""
+    return _weighted(values, np.ones(len(values)) if weight is None else weight, 1.0 - np.array(QUANTILES))
+
+
+def _weighted(values: Floats, weight: Floats, shares: Floats) -> Floats:
     order = np.argsort(values)
-    share = np.cumsum(np.ones(len(values)) if weight is None else weight[order])
-    return np.interp(1.0 - np.array(QUANTILES), share / share[-1], values[order])
+    share = np.cumsum(weight[order])
+    return np.interp(shares, share / share[-1], values[order])
 
 
 def folds_by(keys: NDArray[Any], num_folds: int = NUM_FOLDS) -> NDArray[np.int64]:

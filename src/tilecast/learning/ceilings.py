@@ -1,7 +1,8 @@
 """How fast well-made kernels get: quantiles of log(measured / analytic) given what a launch demands, and no name of any kernel.
 
 A location and a spread are learned from the shares of the analytic time; every quantile is the location plus the spread times a number
-that held-out rows fixed, so quantiles never cross and hold as often as they say. Numpy alone evaluates it; `ceiling_training.py` fits it.
+that held-out rows fixed, so quantiles never cross and hold as often as they say. On a GPU nobody measured the spread is wider: its level is
+not known either. Numpy alone evaluates it; `ceiling_training.py` fits it.
 """
 
 import json
@@ -20,7 +21,7 @@ from tilecast.learning.features import COMMON, GROUPS, Launches
 from tilecast.learning.manifests import FOLDER
 from tilecast.learning.trees import Grove, Trees, grove
 
-SCHEMA = "tilecast.ceiling/1"
+SCHEMA = "tilecast.ceiling/2"
 BASES = ("interpolated", "unseen-gpu")
 PARTS = ("feature", "threshold", "leaf", "scale")  # of a Grove
 LEAST_SPREAD = 0.01  # log: rows are not known better than this
@@ -43,6 +44,7 @@ class Ceiling:
     location: Trees
     spread: Trees
     score: Mapping[str, Floats]
+    between: float = 0.0  # log: how far the level of a GPU lies from what the other GPUs' rows say, one standard deviation
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
     def basis(self, gpu: str, names: Mapping[str, str]) -> str:
@@ -52,6 +54,8 @@ class Ceiling:
         """log(time at that quantile of efficiency / analytic time), for each launch."""
         check_quantile(quantile)
         centre, spread = self.centre(asked, gpu)
+        if self.basis(gpu, asked.names) == "unseen-gpu":
+            spread = np.hypot(spread, self.between)
         return centre + spread * float(np.interp(quantile, QUANTILES, self._scores(gpu, asked.names)))
 
     def _scores(self, gpu: str, names: Mapping[str, str]) -> Floats:
@@ -95,7 +99,7 @@ def write(ceilings: Mapping[str, Ceiling], folder: Path) -> Path:
         sets |= {f"{family} location": one.location, f"{family} spread": one.spread}
         arrays |= {f"{family}.level": one.level.astype(np.float32)}
         arrays |= {f"{family}.score.{basis}": np.asarray(values, np.float32) for basis, values in one.score.items()}
-        families[family] = {"slots": list(one.slots), "bases": list(one.score), "words": dict(one.words)}
+        families[family] = {"slots": list(one.slots), "bases": list(one.score), "words": dict(one.words), "between": one.between}
     packed = grove(sets)
     arrays |= {f"trees.{part}": getattr(packed, part) for part in PARTS}
     index = {"schema": SCHEMA, "families": families, "where": {name: list(rows) for name, rows in packed.where.items()}}
@@ -121,7 +125,8 @@ def read(path: Path) -> dict[str, Ceiling]:
             family: Ceiling(
                 family, tuple(facts["slots"]), facts["words"], arrays[f"{family}.level"].astype(np.float64).reshape(-1, len(GROUPS)),
                 packed.trees(f"{family} location"), packed.trees(f"{family} spread"),
-                {basis: arrays[f"{family}.score.{basis}"].astype(np.float64) for basis in facts["bases"]}, manifest[family],
+                {basis: arrays[f"{family}.score.{basis}"].astype(np.float64) for basis in facts["bases"]}, float(facts["between"]),
+                manifest[family],
             )
             for family, facts in index["families"].items()
         }  # fmt: skip

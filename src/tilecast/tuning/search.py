@@ -175,7 +175,7 @@ def _passes(layer: Layer) -> tuple[str, ...]:
 
 def ranked(launch: Moe, gpu: GpuSpec, space: Space, ranking: Ranking) -> Ranked:
     found = account(launch, gpu, space)
-    return Ranked(found, ranking.logit(found.numbers, stand_in(gpu, ranking.gpus)))
+    return Ranked(found, ranking.logit(found.numbers, stand_in(gpu, ranking.gpus), space.rows()))
 
 
 def stand_in(gpu: GpuSpec, searched: Sequence[str]) -> str:

@@ -51,6 +51,10 @@ class Space:
     def columns(self) -> dict[str, Ints]:
         return {name: getattr(self, name) for name in PARAMETERS}
 
+    def rows(self) -> Ints:
+        """(C, parameters)."""
+        return np.stack(list(self.columns().values()), axis=1)
+
     def where(self, chosen: NDArray[np.bool_] | Ints) -> "Space":
         return Space(*(values[chosen] for values in self.columns().values()))
 

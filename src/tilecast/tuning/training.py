@@ -1,11 +1,12 @@
 """Fit the ranking of configurations from published searches (extras `data` and `train`).
 
 A search kept only what came within 1 % of the best, so this is a classifier: kept configurations against others of the same space. Half of
-the others are drawn from those that were good for some problem on that GPU: telling these apart is what a first pick needs.
+the others are drawn from those that were good for some problem on that GPU: telling these apart is what a first pick needs. Trees for GPUs
+nobody searched see only what was good for some problem on some GPU, and every problem counts the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
@@ -16,7 +17,7 @@ import tilecast
 from tilecast import hardware
 from tilecast.datasets.splits import same_die
 from tilecast.learning.boosting import SEED, boost
-from tilecast.learning.ranking import SHARED, Ranking, ranking_of
+from tilecast.learning.ranking import ABROAD, SHARED, Ranking, is_among, ranking_of
 from tilecast.learning.trees import Trees
 from tilecast.tuning.account import FEATURES, account
 from tilecast.tuning.searches import Searched, spaces
@@ -35,6 +36,10 @@ class Settings:
     shared_depth: int = 4
     local_trees: int = 150
     local_depth: int = 5
+    abroad_trees: int = 200
+    abroad_depth: int = 5
+    abroad_others: int = 100  # of one problem, good somewhere
+    abroad_weight: float = 20.0  # of all good ones of a problem together; any other is 1
     gain_trees: int = 200
     gain_local_trees: int = 100
     gain_depth: int = 4
@@ -62,7 +67,9 @@ class Study:
     """Everything a fit reads of the searches, made once: folds then choose problems, nothing of a left-out one is looked at."""
 
     problems: Sequence[Searched]
-    kept: Mapping[str, NDArray[np.int64]]  # rows of each GPU's space that a fit may draw: good ones of any problem, and some others
+    kept: Mapping[str, NDArray[np.int64]]  # rows of each GPU's space that a fit may draw: good for any problem anywhere, and some others
+    own: Mapping[str, NDArray[np.bool_]]  # of these, the GPU's own good ones and the others
+    configs: Mapping[str, NDArray[np.int64]]  # (kept, parameters)
     numbers: Sequence[NDArray[np.float32]]  # of each problem, its kept rows
     good: Sequence[NDArray[np.bool_]]
     defaults: NDArray[np.float32]  # (P, F) of the default configuration
@@ -75,7 +82,11 @@ class Study:
 
 def study(problems: Sequence[Searched]) -> Study:
     known = spaces(sorted({problem.gpu for problem in problems}))
-    kept = {gpu: _kept(problems, gpu, len(space)) for gpu, space in known.items()}
+    mine = {gpu: _kept(problems, gpu, len(space)) for gpu, space in known.items()}
+    proven = _unique([known[problem.gpu].rows()[problem.good] for problem in problems])
+    kept = {gpu: np.union1d(mine[gpu], np.flatnonzero(is_among(space.rows(), proven))) for gpu, space in known.items()}
+    own = {gpu: np.isin(rows, mine[gpu]) for gpu, rows in kept.items()}
+    configs = {gpu: known[gpu].rows()[rows] for gpu, rows in kept.items()}
     numbers, good, defaults = [], [], []
     for problem in problems:  # the whole space: some of its columns compare with the best of it
         space, rows = known[problem.gpu], kept[problem.gpu]
@@ -83,7 +94,12 @@ def study(problems: Sequence[Searched]) -> Study:
         numbers.append(found[rows])
         good.append(np.isin(rows, problem.good))
         defaults.append(found[problem.default(space)])
-    return Study(problems, kept, numbers, good, np.array(defaults), np.log([problem.gain or np.nan for problem in problems]))
+    gains = np.log([problem.gain or np.nan for problem in problems])
+    return Study(problems, kept, own, configs, numbers, good, np.array(defaults), gains)
+
+
+def _unique(configs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    return np.unique(np.concatenate(configs), axis=0)
 
 
 def _kept(problems: Sequence[Searched], gpu: str, size: int) -> NDArray[np.int64]:
@@ -99,7 +115,7 @@ def sampled(of: Study, chosen: NDArray[np.int64], settings: Settings) -> Sample:
     for place in chosen:
         is_good, name = of.good[place], of.problems[place].gpu
         draw = np.random.default_rng([SEED, int(place)])
-        near, far = (np.flatnonzero(mask & ~is_good) for mask in (once_good[name], ~once_good[name]))
+        near, far = (np.flatnonzero(mask & ~is_good & of.own[name]) for mask in (once_good[name], ~once_good[name]))
         drawn = (
             _some(draw, np.flatnonzero(is_good), 2 * MOST_GOOD),
             _some(draw, near, 2 * settings.near),
@@ -113,29 +129,66 @@ def sampled(of: Study, chosen: NDArray[np.int64], settings: Settings) -> Sample:
     return Sample(np.concatenate(numbers), np.concatenate(good), np.concatenate(gpu), np.concatenate(number))
 
 
+def proven_by(of: Study, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The configurations that were good for at least one of the chosen problems."""
+    return _unique([of.configs[of.problems[place].gpu][of.good[place]] for place in chosen])
+
+
+def sampled_abroad(
+    of: Study, chosen: NDArray[np.int64], proven: NDArray[np.int64], settings: Settings
+) -> tuple[Sample, NDArray[np.float64]]:
+    """Proven configurations of the chosen problems, good and not, with their weights."""
+    candidate = {gpu: is_among(of.configs[gpu], proven) for gpu in sorted(set(of.gpus[chosen].tolist()))}
+    rows_of, weight = [], []
+    for place in chosen:
+        is_good = of.good[place]
+        draw = np.random.default_rng([SEED, int(place)])
+        good = _some(draw, np.flatnonzero(is_good), MOST_GOOD)
+        others = _some(draw, np.flatnonzero(candidate[of.problems[place].gpu] & ~is_good), settings.abroad_others)
+        rows_of.append(np.concatenate([good, others]))
+        weight += [np.full(len(good), settings.abroad_weight / max(len(good), 1)), np.ones(len(others))]
+    places = np.repeat(chosen, [len(rows) for rows in rows_of])
+    numbers = np.concatenate([of.numbers[place][rows] for place, rows in zip(chosen, rows_of, strict=True)])
+    is_good = np.concatenate([of.good[place][rows] for place, rows in zip(chosen, rows_of, strict=True)])
+    return Sample(numbers, is_good.astype(np.float64), of.gpus[places], places), np.concatenate(weight)
+
+
 def _some(draw: np.random.Generator, rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return rows if len(rows) <= most else draw.choice(rows, most, replace=False)
 
 
-def fit_once(of: Study, chosen: NDArray[np.int64], settings: Settings, *, own: bool = True) -> Ranking:
-    """From the chosen problems alone; `own`: trees for each GPU on top of the shared ones."""
-    sample = sampled(of, chosen, settings)
-    half = sample.where(np.arange(len(sample.good)) % 2 == 0)  # the shared trees see every GPU: half of each is plenty
-    shared = _chance(half, settings.shared_trees, settings.shared_depth, settings)
-    chance: dict[str, Trees] = {SHARED: shared}
+def fit_once(of: Study, chosen: NDArray[np.int64], settings: Settings, *, own: bool = True, abroad: bool = True) -> Ranking:
+    """From the chosen problems alone; `own`: for the GPUs they are of, `abroad`: for others."""
     measured = chosen[np.isfinite(of.gains[chosen])]
     gain: dict[str, Trees] = {SHARED: _gain(of.defaults[measured], of.gains[measured], settings.gain_trees, settings)}
-    for gpu in sorted(set(sample.gpu.tolist())) if own else ():
-        mine = sample.where(sample.gpu == gpu)
-        chance[gpu] = _chance(mine, settings.local_trees, settings.local_depth, settings, shared.predict(mine.numbers))
-        here = measured[of.gpus[measured] == gpu]
-        left = of.gains[here] - gain[SHARED].predict(of.defaults[here])
-        gain[gpu] = _gain(of.defaults[here], left, settings.gain_local_trees, settings)
-    return ranking_of("moe", FEATURES, chance, gain, width={}, manifest={})
+    chance: dict[str, Trees] = {}
+    proven = proven_by(of, chosen)
+    if abroad:
+        rows, weight = sampled_abroad(of, chosen, proven, settings)
+        chance[ABROAD] = _chance(rows, settings.abroad_trees, settings.abroad_depth, settings, weight=weight)
+    if own:
+        sample = sampled(of, chosen, settings)
+        half = sample.where(np.arange(len(sample.good)) % 2 == 0)  # the shared trees see every GPU: half of each is plenty
+        shared = chance[SHARED] = _chance(half, settings.shared_trees, settings.shared_depth, settings)
+        for gpu in sorted(set(sample.gpu.tolist())):
+            mine = sample.where(sample.gpu == gpu)
+            chance[gpu] = _chance(mine, settings.local_trees, settings.local_depth, settings, base=shared.predict(mine.numbers))
+            here = measured[of.gpus[measured] == gpu]
+            left = of.gains[here] - gain[SHARED].predict(of.defaults[here])
+            gain[gpu] = _gain(of.defaults[here], left, settings.gain_local_trees, settings)
+    return ranking_of("moe", FEATURES, chance, gain, proven=proven, width={}, manifest={})
 
 
-def _chance(rows: Sample, trees: int, depth: int, settings: Settings, base: NDArray[np.float64] | None = None) -> Trees:
-    return boost(rows.numbers, rows.good, None, trees, depth, settings.rate, settings.bins, "Logloss", base=base, threads=1)
+def _chance(
+    rows: Sample,
+    trees: int,
+    depth: int,
+    settings: Settings,
+    *,
+    base: NDArray[np.float64] | None = None,
+    weight: NDArray[np.float64] | None = None,
+) -> Trees:
+    return boost(rows.numbers, rows.good, weight, trees, depth, settings.rate, settings.bins, "Logloss", base=base, threads=1)
 
 
 def _gain(numbers: NDArray[np.float32], target: NDArray[np.float64], trees: int, settings: Settings) -> Trees:
@@ -162,7 +215,11 @@ def shape_folds(of: Study, settings: Settings, say: Say, *, num_folds: int) -> l
     folds = []
     for fold in range(min(num_folds, len(shapes))):
         say(f"moe: fitting the ranking without shapes {fold + 1} of {num_folds}")
-        folds.append(Fold(f"shapes {fold + 1}", np.flatnonzero(fold_of == fold), fit_once(of, np.flatnonzero(fold_of != fold), settings)))
+        folds.append(
+            Fold(
+                f"shapes {fold + 1}", np.flatnonzero(fold_of == fold), fit_once(of, np.flatnonzero(fold_of != fold), settings, abroad=False)
+            )
+        )
     return folds
 
 
@@ -196,7 +253,7 @@ def fit(problems: Sequence[Searched], settings: Settings | None = None, say: Say
     width = {basis: float(np.quantile(np.abs(gain_errors(of, folds)), COVERAGE)) for basis, folds in held.items()}
     say("moe: fitting the ranking with every problem")
     final = fit_once(of, np.arange(len(problems)), settings)
-    return Ranking(final.kernel, final.features, final.chance, final.gain, width or {"unseen-gpu": WIDE}, manifest(of, settings))
+    return replace(final, width=width or {"unseen-gpu": WIDE}, manifest=manifest(of, settings))
 
 
 def manifest(of: Study, settings: Settings) -> dict[str, Any]:
