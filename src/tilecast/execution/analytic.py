@@ -265,21 +265,11 @@ def matrix_rate(gpu: GpuSpec, dtype: str) -> tuple[float, bool]:
     raise SpecError(f"{gpu.id} has no {dtype} matrix rate; it has {', '.join(known)}")
 
 
-def _library(gpu: GpuSpec, using: Constants) -> float:
-    """Of what NVIDIA's libraries reach, what the GPU's own do."""
-    return using.amd_fraction if gpu.vendor == "amd" else 1.0
-
-
-def vector_fraction(using: Constants) -> float:
-    """Of matrix products on vector units: loads of operands take issue slots from products, so tensor cores' share counts twice."""
-    return using.tensor_fraction**2
-
-
 def issue_fraction(gpu: GpuSpec, on_tensor: bool, using: Constants) -> float:
     """Share of a unit's peak at its clock that a main loop issues: the wider the tensor core, the harder it is to feed."""
-    library = _library(gpu, using)
+    library = using.amd_fraction if gpu.vendor == "amd" else 1.0
     if not on_tensor:
-        return vector_fraction(using) * library
+        return using.tensor_fraction * library
     doublings = math.log2(tensor_width(gpu) / NARROWEST_WIDTH)
     return float(
         using.tensor_fraction ** math.sqrt(doublings / 3.0) * library
@@ -303,8 +293,7 @@ def _rates(gpu: GpuSpec, dtype: str, asked: Constants | None) -> _Rates:
     using = asked or constants()
     launch_s = launch_seconds(gpu, using)
     flop_per_clock, on_tensor = matrix_rate(gpu, dtype)
-    aside = using.tensor_fraction * _library(gpu, using)  # what vector units issue beside tensor cores, from registers
-    issued = {"tensor": issue_fraction(gpu, True, using), "vector": aside if on_tensor else issue_fraction(gpu, False, using)}
+    issued = {"tensor": issue_fraction(gpu, True, using), "vector": issue_fraction(gpu, False, using)}
     unit = "tensor" if on_tensor else "vector"
     flop_per_s = gpu.num_sms * flop_per_clock * gpu.boost_clock_hz * issued[unit]
     limited = limited_fraction(gpu, dtype, on_tensor, flop_per_s, using)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tilecast.dtypes import Quantisation, quantisation
 from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, TaskSet, constants
-from tilecast.execution.analytic import l2_bytes_per_clock, launch_seconds, vector_fraction
+from tilecast.execution.analytic import l2_bytes_per_clock, launch_seconds
 from tilecast.execution.arithmetic import maximum, where
 from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
 from tilecast.execution.fitted import Constants
@@ -182,10 +182,10 @@ MOST_OPERANDS = max(_operands(*tile) for tiles in BATCHED_TILES.values() for til
 def _effort(rows: Floats, columns: Floats, using: Constants) -> Floats:
     """Clocks of a batched kernel over those that the constant implies: it is that of the tile with most operands, wider ones do better.
 
-    By this 128x128 issues 0.93 of the peak, 64x128 0.90, 64x64 0.87 and 32x128 0.84; training rows of long products reach a median of 0.89,
+    By this 128x128 issues 0.92 of the peak, 64x128 0.89, 64x64 0.85 and 32x128 0.82; training rows of long products reach a median of 0.89,
     0.89, 0.81 and 0.83, one in ten 0.91, 0.91, 0.85 and 0.87.
     """
-    return np.asarray(vector_fraction(using) ** (1.0 - _operands(rows, columns) / MOST_OPERANDS))
+    return np.asarray(using.tensor_fraction ** (1.0 - _operands(rows, columns) / MOST_OPERANDS))
 
 
 def _any(flags: Any) -> bool:
