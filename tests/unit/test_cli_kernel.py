@@ -5,7 +5,11 @@ import json
 
 import pytest
 
+from tilecast import predict_kernel
 from tilecast.cli.main import run
+from tilecast.errors import InvalidInput, UnknownName
+from tilecast.kernels.base import flag
+from tilecast.kernels.gemm import Gemm
 
 GEMM = ["kernel", "gemm", "--gpu", "h100-sxm", "--m", "512", "--n", "4096", "--k", "4096"]
 
@@ -189,3 +193,15 @@ class TestBulk:
     def test_a_missing_file_is_exit_code_3(self, tmp_path, capsys):
         assert run(["kernels", str(tmp_path / "none.csv"), "--out", str(tmp_path / "out.csv")]) == 3
         assert "no file" in capsys.readouterr().err
+
+
+def test_a_flag_is_true_or_false_and_nothing_else() -> None:
+    assert flag([True, False], "residual").tolist() == [[True], [False]] and flag(1, "residual").tolist() == [[True]]
+    for given in ("no", "true", 2, [0, 3], None):
+        with pytest.raises(InvalidInput, match="must be true or false"):
+            flag(given, "residual")
+
+
+def test_an_unknown_kernel_of_gemm_is_refused() -> None:
+    with pytest.raises(UnknownName, match=r"cutlas.*cutlass"):
+        predict_kernel(Gemm(m=1, n=64, k=64, identity="cutlas"), "h100-sxm")

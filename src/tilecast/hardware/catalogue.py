@@ -44,6 +44,11 @@ def gpu(name: str, overrides: Mapping[str, object] | None = None) -> GpuSpec:
     return with_overrides(_resolve(name)[0], overrides or {})
 
 
+def as_catalogued(spec: GpuSpec) -> GpuSpec:
+    """The part of the catalogue that a what-if changed, or the part itself."""
+    return gpu(spec.id) if spec.overrides and spec.id in gpu_ids() else spec
+
+
 def resolution_note(name: str) -> str | None:
     """What to tell the user when a short name such as "H100" stands for several parts; None when the name is exact."""
     spec, is_bare = _resolve(name)

@@ -387,8 +387,9 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
     overridden itself stays as given, and its per-clock rate follows instead.
     """
     asked = {fact: number(_known_fact(spec, fact), raw) for fact, raw in overrides.items()}
-    if not asked:
-        return spec
+    facts = spec.facts()
+    if all(facts.get(fact) == value for fact, value in asked.items()):
+        return spec  # nothing asked, or nothing that is not so already
     plain: dict[str, Any] = {fact: value for fact, value in asked.items() if "." not in fact}
     changed = replace(spec, **plain)
     if "boost_clock_hz" in plain and "tensor_clock_hz" not in plain:
@@ -402,8 +403,7 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
     for kind in ("tensor", "vector"):
         changed = replace(changed, **_rates_following(spec, changed, asked, kind))
     text = ", ".join(f"{fact}={value:g}" for fact, value in asked.items())
-    before = spec.facts()
-    moved = {fact for fact, value in changed.facts().items() if before.get(fact) != value}
+    moved = {fact for fact, value in changed.facts().items() if facts.get(fact) != value}
     sources = dict(spec.sources) | {fact: Source("derived", f"override: {text}") for fact in moved | asked.keys()}
     changed = replace(changed, sources=MappingProxyType(sources), overrides=MappingProxyType({**spec.overrides, **asked}))
     check_physics(changed)

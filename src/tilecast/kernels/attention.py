@@ -31,7 +31,7 @@ from tilecast.kernels.attention_loops import (
     newest_sglang,
     resolved,
 )
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import flag, sizes
 from tilecast.kernels.requests import Requests, checked_lengths, ragged, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
@@ -362,7 +362,7 @@ def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, q_len: Any) -> Sh
         v_dim=dim,
         kv_width=2.0 * dim,
         new_width=2.0 * dim * kv_heads,
-        causal=np.atleast_1d(np.asarray(kernel.causal, dtype=np.float64))[:, None],
+        causal=np.asarray(flag(kernel.causal, "causal"), dtype=np.float64).reshape(-1, 1),
         window=_windows(kernel.window),
         q_bytes=held.activation.bytes,
         out_bytes=max(2.0, min(4.0, held.activation.bytes)),

@@ -63,9 +63,14 @@ def _plain(named: dict[str, Any], at_least: int) -> dict[str, float] | None:
     return {name: float(value) for name, value in named.items()}
 
 
-def flag(given: Any) -> Any:
-    """A parameter that is true or false: itself, or a column (L, 1) of them."""
-    return given if isinstance(given, bool) else np.asarray(given, dtype=bool).reshape(-1, 1)
+def flag(given: Any, name: str) -> Any:
+    """A parameter that is true or false: itself, or a column (L, 1) of them; 1 and 0 will do."""
+    if isinstance(given, bool):
+        return given
+    values = np.asarray(given)
+    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
+        raise InvalidInput(f"{name} = {given!r} must be true or false")
+    return values.astype(bool).reshape(-1, 1)
 
 
 def execution_of(kernel: Any, gpu: GpuSpec, protocol: Timing) -> Analysis:

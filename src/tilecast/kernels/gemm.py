@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.dtypes import Quantisation, quantisation
-from tilecast.errors import InvalidInput
+from tilecast.errors import InvalidInput, UnknownName
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import l2_bytes_per_clock, launch_seconds
 from tilecast.execution.arithmetic import maximum, where
@@ -39,6 +39,7 @@ OWN_TILES = {
     "deepgemm": ((64, 64), (64, 128), (128, 128)),
     "cutlass": ((64, 64), (64, 128), (128, 128), (128, 256)),
 }
+IDENTITIES = ("cublas", "scaled_mm", "deepgemm", "triton", "cutlass")
 NEWEST_SGLANG = {
     **dict.fromkeys(("fp64", "fp32", "tf32", "fp16", "bf16"), "cublas"),
     **dict.fromkeys(("fp8", "fp8_static", "nvfp4", "mxfp4", "int8"), "cutlass"),
@@ -86,7 +87,7 @@ class Gemm:
 
         a_bytes, b_bytes = batch * m * k * held.activation.bytes, batch * n * k * held.weight.bytes
         out = max(2.0, min(4.0, held.activation.bytes))
-        c_bytes = batch * m * n * out + n * out * flag(self.bias)
+        c_bytes = batch * m * n * out + n * out * flag(self.bias, "bias")
         streams = {"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}
         return TaskSet(
             matrix_dtype=held.compute.name,
@@ -143,6 +144,8 @@ class Library:
 
 @lru_cache(maxsize=512)
 def _library(gpu: GpuSpec, dtype: str, identity: str | None, tile: tuple[int, int] | None, split: int | None, has_batches: bool) -> Library:
+    if identity is not None and identity not in IDENTITIES:
+        raise UnknownName.among("gemm identity", identity, IDENTITIES)
     held, using = quantisation(dtype), constants()
     on_tensor = held.compute.name in gpu.tensor_flop_per_clock_per_sm
     may_split, k_step = split is None and identity not in OWN_TILES, K_STEP[on_tensor]

@@ -21,7 +21,7 @@ from tilecast.execution.cache import hit_fraction, least_from_dram
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import flag, sizes
 
 FUSED_TARGETS = ("sm_100", "sm_103")  # where engines have a fused grouped kernel
 CONFIGURATION = ("block_m", "block_n", "block_k", "group_m", "num_warps", "num_stages")
@@ -145,7 +145,7 @@ class Problem:
 
 def problem_of(asked: Moe) -> Problem:
     texts = {"distribution": _texts(asked.distribution, "distribution"), "moe_pass": _texts(asked.moe_pass, "moe_pass")}
-    gated = np.atleast_1d(np.asarray(asked.gated)).astype(bool)
+    gated = np.atleast_1d(flag(asked.gated, "gated")).reshape(-1)
     names = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep")
     longest = max(len(gated), *(len(text) for text in texts.values()), *(np.size(getattr(asked, name)) for name in CONFIGURATION))
     size = sizes(**{name: getattr(asked, name) for name in names}, launches=np.ones(longest))

@@ -26,7 +26,7 @@ class RmsNorm:
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         size = launch_sizes(rows=self.rows, cols=self.cols)
-        tensors = where(flag(self.residual), 2.0, 1.0)  # read, and as many written
+        tensors = where(flag(self.residual, "residual"), 2.0, 1.0)  # read, and as many written
         row_bytes = size["cols"] * element_bytes(self.dtype)
         stream = Stream(
             blocks=size["rows"],

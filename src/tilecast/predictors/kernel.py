@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tilecast import hardware, units
-from tilecast.errors import InvalidInput
-from tilecast.execution import Analysis, Once, Protocol
+from tilecast.errors import InvalidInput, SpecError
+from tilecast.execution import Analysis, Once, Priced, Protocol
 from tilecast.execution.arithmetic import exp, maximum
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
@@ -144,7 +144,7 @@ def _predict_part(
     found = priced(kernel, gpu, protocol)
     find = usable if corrections is None else corrections.get
     correction = find(kernel.family) if learned and kernel.family in SIZES else None
-    asked = launches(kernel, gpu, found, protocol, engine) if correction is not None else None
+    asked = _asked(kernel, gpu, found, protocol, engine) if correction is not None else None
     median_s, bound_s = found.analytic_s, found.bound_s
     if correction is None or asked is None or not correction.applies_to(asked):
         width: Floats | float = interval_width(kernel.family)
@@ -164,6 +164,18 @@ def _predict_part(
     if not isinstance(median_s, np.ndarray):
         median_s, low_s, high_s = np.array([[median_s], [low_s], [high_s]])
     return _Part(found.analysis, median_s, low_s, high_s, basis)
+
+
+def _asked(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engine: str) -> Launches | None:
+    """What a correction looks at. Of a what-if part it looks at the part that was changed: measurements are of that one, and so a lever
+    moves the time as physics says."""
+    base = hardware.as_catalogued(gpu)
+    if base is gpu:
+        return launches(kernel, gpu, found, protocol, engine)
+    try:
+        return launches(kernel, base, priced(kernel, base, protocol), protocol, engine)
+    except (InvalidInput, SpecError):  # a format or a tile that the catalogued part does not have
+        return launches(kernel, gpu, found, protocol, engine)
 
 
 def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
