@@ -205,3 +205,18 @@ def test_a_flag_is_true_or_false_and_nothing_else() -> None:
 def test_an_unknown_kernel_of_gemm_is_refused() -> None:
     with pytest.raises(UnknownName, match=r"cutlas.*cutlass"):
         predict_kernel(Gemm(m=1, n=64, k=64, identity="cutlas"), "h100-sxm")
+
+
+def test_json_has_what_why_and_explain_say(capsys):
+    assert run([*GEMM, "--why", "--explain", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    levers = {lever["fact"]: lever for lever in answer["why"]}
+    assert levers["dram_bytes_per_s"]["saved_fraction"] >= 0.0 and len(answer["explain"]) > 5
+
+
+@pytest.mark.parametrize(
+    ("sweep", "words"), [("m=1:100000000:1", "more than 100,000 points"), ("m=1:100:x1", "must read NAME=FROM:TO:STEP")]
+)
+def test_a_sweep_is_never_cut_short_in_silence(sweep: str, words: str, capsys) -> None:
+    assert run([*GEMM, "--sweep", sweep]) == 2
+    assert words in capsys.readouterr().err

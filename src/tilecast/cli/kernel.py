@@ -24,6 +24,7 @@ LEVERS = {
     "l2_bytes": "L2 size",
     "tdp_w": "power limit",
 }
+MOST_POINTS = 100_000  # of a sweep
 LARGEST_FACTOR = 16.0
 
 
@@ -122,11 +123,14 @@ def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]
         return _sweep_report(predicted, asked["sweep"], asked["plot_path"], kernel.family, line, python)
     prediction = predicted()
     grids = [_headline(prediction), _pipelines(prediction)]
-    if asked["explain"]:
-        grids.append(_explained(prediction))
-    if asked["why"]:
-        grids.append(_levers(kernel, parameters, asked, timing, prediction))
     payload = record(prediction, parameters, shown)
+    if asked["explain"]:
+        stages = _explained(prediction)
+        grids.append(stages)
+        payload["explain"] = [dict(zip(stages.columns, row, strict=True)) for row in stages.rows]
+    if asked["why"]:
+        payload["why"] = _levers(kernel, parameters, asked, timing, prediction)
+        grids.append(_lever_grid(payload["why"]))
     if asked.get("ceiling"):
         from tilecast.cli.ceiling import ceiling_part
 
@@ -244,7 +248,9 @@ def _us(seconds: float) -> str:
     return f"{float(seconds) * 1e6:.4g} us"
 
 
-def _levers(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any], timing: dict[str, Any], now: KernelPrediction) -> Grid:
+def _levers(
+    kernel: Any, parameters: dict[str, Any], asked: dict[str, Any], timing: dict[str, Any], now: KernelPrediction
+) -> list[dict[str, Any]]:
     """For each fact of the GPU: what 10 % more gives, and how much more would make the kernel 20 % faster."""
     base = overrides_from(asked["assignments"])
 
@@ -255,14 +261,20 @@ def _levers(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any], timi
             predict_kernel(kernel(**parameters), asked["gpu"], **timing, overrides=base | change, profile=asked["profile"]).median_s[0]
         )
 
-    rows = []
     current, goal = float(now.median_s[0]), float(now.median_s[0]) / 1.2
-    for fact, words in LEVERS.items():
-        if getattr(now.gpu, fact) is None:
-            continue
-        gain = 1 - time_s(fact, 1.1) / current
-        needed = _factor_for(partial(time_s, fact), goal)
-        rows.append((words, f"{100 * gain:.1f} %", f"{needed:.2f}x" if needed else "out of reach"))
+    return [
+        {"fact": fact, "saved_fraction": 1 - time_s(fact, 1.1) / current, "needed_factor": _factor_for(partial(time_s, fact), goal)}
+        for fact in LEVERS
+        if getattr(now.gpu, fact) is not None
+    ]
+
+
+def _lever_grid(levers: list[dict[str, Any]]) -> Grid:
+    rows = [
+        (LEVERS[lever["fact"]], f"{100 * lever['saved_fraction']:.1f} %",
+         f"{lever['needed_factor']:.2f}x" if lever["needed_factor"] else "out of reach")
+        for lever in levers
+    ]  # fmt: skip
     return Grid(title="What would make it faster", columns=("lever", "time saved by 10 % more", "needed for 20 % faster"), rows=rows,
                 right=frozenset({"time saved by 10 % more", "needed for 20 % faster"}))  # fmt: skip
 
@@ -293,13 +305,15 @@ def sweep_values(text: str) -> tuple[str, np.ndarray]:
         start, stop = int(parts[0]), int(parts[1])
         step = parts[2] if len(parts) > 2 else "x2"
         values, value = list[int](), start
-        while value <= stop and len(values) < 100_000:
+        while value <= stop and len(values) < MOST_POINTS:
             values.append(value)
             value = max(value + 1, round(value * float(step[1:]))) if step.startswith("x") else value + int(step)
-        if start < 1 or stop < start or value <= start:
+        if start < 1 or stop < start or value <= start or step.startswith("x") and float(step[1:]) <= 1.0:
             raise ValueError
     except (ValueError, IndexError):
         raise InvalidInput(f"--sweep {text!r} must read NAME=FROM:TO:STEP, e.g. m=1:8192:x2 or m=64:4096:64") from None
+    if value <= stop:
+        raise InvalidInput(f"--sweep {text!r} has more than {MOST_POINTS:,} points; take a larger step, or x2")
     return name.strip(), np.array(values)
 
 
