@@ -308,7 +308,7 @@ def sweep_values(text: str) -> tuple[str, np.ndarray]:
         while value <= stop and len(values) < MOST_POINTS:
             values.append(value)
             value = max(value + 1, round(value * float(step[1:]))) if step.startswith("x") else value + int(step)
-        if start < 1 or stop < start or value <= start or step.startswith("x") and float(step[1:]) <= 1.0:
+        if start < 1 or stop < start or value <= start or (step.startswith("x") and float(step[1:]) <= 1.0):
             raise ValueError
     except (ValueError, IndexError):
         raise InvalidInput(f"--sweep {text!r} must read NAME=FROM:TO:STEP, e.g. m=1:8192:x2 or m=64:4096:64") from None
