@@ -271,7 +271,7 @@ def _levers(
 
 def _lever_grid(levers: list[dict[str, Any]]) -> Grid:
     rows = [
-        (LEVERS[lever["fact"]], f"{100 * lever['saved_fraction']:.1f} %",
+        (LEVERS[lever["fact"]], f"{round(100 * lever['saved_fraction'], 1) + 0.0:.1f} %",
          f"{lever['needed_factor']:.2f}x" if lever["needed_factor"] else "out of reach")
         for lever in levers
     ]  # fmt: skip
