@@ -220,3 +220,10 @@ def test_json_has_what_why_and_explain_say(capsys):
 def test_a_sweep_is_never_cut_short_in_silence(sweep: str, words: str, capsys) -> None:
     assert run([*GEMM, "--sweep", sweep]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_why_says_what_another_tile_and_a_larger_batch_would_give(capsys) -> None:
+    assert run(["kernel", "gemm", "--gpu", "h100-sxm", "--m", "1", "--n", "4096", "--k", "4096", "--why", "--json"]) == 0
+    choices = {one["choice"]: one for one in json.loads(capsys.readouterr().out)["why_choices"]}
+    assert choices["m"]["value"] == "2" and choices["m"]["saved_fraction"] > 0.3  # the weights are read once for both rows
+    assert "x" in choices["tile"]["value"]

@@ -24,6 +24,7 @@ LEVERS = {
     "l2_bytes": "L2 size",
     "tdp_w": "power limit",
 }
+BATCHES = ("num_tokens", "m", "batch", "rows")  # sizes that count what is done at once, the first that a kernel has
 MOST_POINTS = 100_000  # of a sweep
 LARGEST_FACTOR = 16.0
 
@@ -131,6 +132,9 @@ def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]
     if asked["why"]:
         payload["why"] = _levers(kernel, parameters, asked, timing, prediction)
         grids.append(_lever_grid(payload["why"]))
+        if choices := _choices(kernel, parameters, predicted, prediction):
+            payload["why_choices"] = choices
+            grids.append(_choice_grid(choices))
     if asked.get("ceiling"):
         from tilecast.cli.ceiling import ceiling_part
 
@@ -267,6 +271,43 @@ def _levers(
         for fact in LEVERS
         if getattr(now.gpu, fact) is not None
     ]
+
+
+def _choices(
+    kernel: Any, parameters: dict[str, Any], predicted: Callable[..., KernelPrediction], now: KernelPrediction
+) -> list[dict[str, Any]]:
+    """What the caller may choose instead: another tile, and more rows at once (their time per row)."""
+    found: list[dict[str, Any]] = []
+    if kernel.family == "gemm" and parameters.get("tile") is None:
+        from tilecast.kernels.gemm import TENSOR_TILES
+
+        times = {}
+        for tile in TENSOR_TILES:
+            try:
+                times[tile] = float(predicted(tile=tile).analytic_s[0])
+            except InvalidInput:  # does not fit shared memory
+                continue
+        best = min(times, key=lambda tile: times[tile])
+        found.append({"choice": "tile", "value": f"{best[0]}x{best[1]}", "saved_fraction": 1 - times[best] / float(now.analytic_s[0])})
+    rows = next((name for name in BATCHES if isinstance(parameters.get(name), int)), None)
+    if rows is not None:
+        per_row = float(now.median_s[0]) / parameters[rows]
+        for factor in (2, 4, 8, 16, 32, 64):
+            more = parameters[rows] * factor
+            saved = 1 - float(predicted(**{rows: more}).median_s[0]) / more / per_row
+            if saved >= 1 - 1 / 1.2 or factor == 64:
+                found.append({"choice": rows, "value": str(more), "saved_fraction": saved})
+                break
+    return found
+
+
+def _choice_grid(choices: list[dict[str, Any]]) -> Grid:
+    rows = [
+        ("tile, by physics alone" if one["choice"] == "tile" else f"{one['choice']}, time of each", one["value"],
+         f"{round(100 * one['saved_fraction'], 1) + 0.0:.1f} %")
+        for one in choices
+    ]  # fmt: skip
+    return Grid(title="What you may choose", columns=("choice", "value", "time saved"), rows=rows, right=frozenset({"value", "time saved"}))
 
 
 def _lever_grid(levers: list[dict[str, Any]]) -> Grid:
