@@ -227,3 +227,9 @@ def test_why_says_what_another_tile_and_a_larger_batch_would_give(capsys) -> Non
     choices = {one["choice"]: one for one in json.loads(capsys.readouterr().out)["why_choices"]}
     assert choices["m"]["value"] == "2" and choices["m"]["saved_fraction"] > 0.3  # the weights are read once for both rows
     assert "x" in choices["tile"]["value"]
+
+
+def test_occupancy_says_how_many_tasks_an_sm_holds(capsys) -> None:
+    assert run(["kernel", "attention_prefill", "--gpu", "l40s", "--q-len", "2048", "--num-heads", "8", "--identity", "fa2"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("occupancy"))
+    assert row.split()[1] == "1"  # paged, on a part with little shared memory

@@ -199,9 +199,17 @@ def _headline(prediction: KernelPrediction) -> Grid:
         ("launch", units.human("_s", analysis.launch_s[0]), f"timer {prediction.protocol.timer}"),
         ("tasks", units.significant(analysis.placement.num_tasks[0], 6), f"on {prediction.gpu.num_sms} SMs"),
         ("waves", units.significant(analysis.placement.waves[0]), f"{100 * analysis.placement.tail_fraction[0]:.0f} % of SM time is tail"),
+        ("occupancy", _occupancy(prediction), "tasks an SM holds at once"),
         ("tile", str(analysis.variant[0]) or "-", "cheapest of the candidates"),
     ]
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
+
+
+def _occupancy(prediction: KernelPrediction) -> str:
+    """Waves are rounds of all that the SMs hold at once; a collective is no work dealt to SMs."""
+    placement = prediction.analysis.placement
+    held = placement.waves[0] * prediction.gpu.num_sms
+    return units.significant(placement.num_tasks[0] / held) if placement.num_tasks[0] >= held > 0 else "-"
 
 
 def _pipelines(prediction: KernelPrediction) -> Grid:
