@@ -21,7 +21,7 @@ from tilecast.kernels import gemm
 
 FREE = (
     "launch_cycles", "launch_s", "fill_s", "drain_s", "dram_fraction", "multicast_bytes_per_clock_per_sm",
-    "unicast_bytes_per_clock_per_sm", "tensor_fraction", "energy_j_per_flop", "energy_width_power", "burst_s", "rotated_copies",
+    "unicast_bytes_per_clock_per_sm", "tensor_fraction", "energy_j_per_flop", "energy_width_power", "burst_s", "l2_over_dram",
 )  # fmt: skip
 ROWS_PER_SLICE = 500
 PULL = 0.02
@@ -38,15 +38,15 @@ def training_slices() -> list[tuple[tuple[str, ...], pl.DataFrame]]:
 
 
 def mean_log_error(slices: list[tuple[tuple[str, ...], pl.DataFrame]], using: Constants) -> float:
-    errors = []
+    errors: dict[tuple[str, str], list[np.ndarray]] = {}
     gemm._library.cache_clear()  # it keeps what follows from the constants
     with mock.patch.object(gemm, "constants", lambda: using):
-        for (gpu_id, _, identity, timer, cache), part in slices:
+        for (gpu_id, engine, identity, timer, cache), part in slices:
             gpu, protocol = hardware.gpu(gpu_id), Protocol(timer, cache)
             launch = gemm.Gemm(m=part["m"].to_numpy(), n=part["n"].to_numpy(), k=part["k"].to_numpy(), identity=identity)
             times = analyse(launch.tasks(gpu, protocol), gpu, protocol, using).analytic_s
-            errors.append(float(np.mean(np.abs(np.log(times / part["latency_s"].to_numpy())))))
-    return float(np.mean(errors))
+            errors.setdefault((gpu_id, engine), []).append(np.abs(np.log(times / part["latency_s"].to_numpy())))
+    return float(np.mean([np.concatenate(parts).mean() for parts in errors.values()]))
 
 
 def main() -> int:

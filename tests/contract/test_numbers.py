@@ -67,6 +67,9 @@ SOURCES = {
         "streaming.SLICE",
         "streaming.BLOCK_THREADS",
     },
+    "benchmark": {  # how rows were measured
+        "cache.ROTATED_COPIES",
+    },
     "count": {  # of instructions, operands or bytes
         "attention.SOFTMAX_FLOP",
         "attention.MASK_FLOP",  # positions, bounds, two comparisons and their ands, a choice, the reduction over the tile

@@ -41,7 +41,7 @@ class Constants:
     energy_width_power: float
     vector_energy_j_per_flop: float
     burst_s: float
-    rotated_copies: float
+    l2_over_dram: float
     host_event_s: float
 
 

@@ -30,6 +30,7 @@ class TaskSet:
     shared_bytes: Numbers = 0.0  # per task, through shared memory
     exposed_clocks: Numbers = 0.0  # per task: SM clocks of dependent steps that the pipelines wait for
     dram_bytes: Numbers = 0.0  # per launch, re-reads included
+    operand_bytes: Numbers = 0.0  # per launch, each once: wherever they are, L2 hands them out at no more than its own rate
     busiest_tasks: Numbers | None = None  # mean tasks' worth of work on the busiest SM; None: whole tasks dealt round robin
     rounds: Numbers | None = None  # starts on one SM that nothing hides; None: as many as busiest_tasks
     resident: Numbers = 1  # tasks an SM holds at once: their starts hide one another

@@ -253,7 +253,7 @@ def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: Attenti
     operands = q_all * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) + kv_all * shape.kv_width * shape.kv_bytes
     passes = 4.0 * scores * max(2.0, shape.q_bytes)
     streams = {"operands": (operands, False), "scores": (passes / 4.0, False)}
-    dram = from_dram(streams, gpu, protocol.cache, constants().rotated_copies)
+    dram = from_dram(streams, gpu, protocol.cache)
     spilled = np.maximum(dram - operands, 0.0) * 3.0  # the score matrix again, for each further pass, when L2 does not hold it
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
     kernel_s = constants().launch_cycles / gpu.boost_clock_hz + constants().drain_s

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tilecast.errors import InvalidInput
-from tilecast.execution import Protocol, TaskSet, constants
+from tilecast.execution import Protocol, TaskSet
 from tilecast.execution.cache import from_dram, least_from_dram
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import sizes
@@ -63,7 +63,7 @@ class Conv2d:
             product,
             least_flop=np.zeros_like(total),
             least_bytes=least_from_dram(total, gpu, protocol.cache),
-            dram_bytes=from_dram(operands, gpu, protocol.cache, constants().rotated_copies),
+            dram_bytes=from_dram(operands, gpu, protocol.cache),
         )
 
 

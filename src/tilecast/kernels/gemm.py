@@ -96,7 +96,9 @@ class Gemm:
             least_bytes=least_from_dram(a_bytes + b_bytes + c_bytes, gpu, protocol.cache),
             matrix_flop=runs.flop_per_step * k_steps if runs.effort is None else runs.flop_per_step * k_steps * runs.effort_of(batch),
             l2_bytes=runs.bytes_per_step * k_steps,
-            dram_bytes=from_dram(streams, gpu, protocol.cache, constants().rotated_copies),
+            dram_bytes=from_dram(streams, gpu, protocol.cache),
+            operand_bytes=a_bytes + b_bytes + c_bytes,
+            dram_fraction=runs.dram_fraction,
             fixed_s=fixed_s,
             variants=runs.variants,
         )
@@ -135,6 +137,7 @@ class Library:
     may_split: bool
     launch_s: float
     l2_bytes_per_s: float
+    dram_fraction: float
     is_batched: NDArray[np.bool_]  # runs batches of products, and these alone
     effort: Floats | None  # clocks over those that the issue fraction implies; None: as it implies
 
@@ -169,9 +172,18 @@ def _library(gpu: GpuSpec, dtype: str, identity: str | None, tile: tuple[int, in
         may_split=may_split,
         launch_s=launch_seconds(gpu, using),
         l2_bytes_per_s=gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz,
+        dram_fraction=_dram_fraction(gpu, using),
         is_batched=is_batched,
         effort=np.where(is_batched, _effort(rows, columns, using), 1.0) if batched else None,
     )
+
+
+def _dram_fraction(gpu: GpuSpec, using: Constants) -> float:
+    """Share of the nominal bandwidth that weights come at: graphics memory keeps up as with a plain stream, stacks do not.
+
+    Training rows of 100 MB and more reach a median of 0.90 on RTX 4090 and RTX PRO 6000, 0.92 on RTX A6000; 0.82 on H100, 0.75 on B200.
+    """
+    return using.stream_fraction if gpu.dram_kind.startswith("GDDR") and gpu.dram_ecc != "inline" else using.dram_fraction
 
 
 def _operands(rows: Any, columns: Any) -> Any:

@@ -1,7 +1,8 @@
 """NVIDIA's public silicon data base, read straight out of the wheel `aiconfigurator-core==0.12.0`: 736 parquet tables on 10 systems.
 
-Latencies are means over CUDA-graph replays (a few warm-ups, 6 to 20 replays), without an L2 flush: GEMM rotates up to 6 copies of its
-weights, attention and MoE reuse one set of buffers. vLLM's `fp8_block` GEMM ran eagerly. Raw latency is in milliseconds unless said.
+Latencies are means over CUDA-graph replays (a few warm-ups, 6 to 20 replays), without an L2 flush: GEMM rotates copies of its weights (6
+with SGLang and vLLM, as many as exceed L2 but at most 5 with TensorRT-LLM), attention and MoE reuse one set of buffers. vLLM's `fp8_block`
+GEMM ran eagerly. Raw latency is in milliseconds unless said.
 """
 
 import io
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import polars as pl
 
+from tilecast import hardware
 from tilecast.datasets import wheel
 from tilecast.datasets.schema import conform
 from tilecast.datasets.sources.base import Table, read_columns
 from tilecast.errors import MissingData
+from tilecast.execution.cache import kept_bytes
 
 PREFIX = "aiconfigurator_core/systems/data/"
 SERVING_TABLE = "aiconfigurator_core/systems/silicon_sample.csv"
@@ -30,6 +33,8 @@ DTYPES = {
     "w4a16_mxfp4": "w4a16_mxfp4",
     "w4a8_mxfp4_mxfp8": "w4a8_mxfp4_mxfp8", "default": "bf16",
 }  # fmt: skip
+WEIGHT_BYTES = {"fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5}  # as TensorRT-LLM's collector counts them
+MOST_COPIES = 5
 MESSAGE_BYTES = {"half": 2, "bfloat16": 2, "int8": 1}
 
 # kernel_source -> our identity; absent: the label does not tell. The bf16 paths all end in cuBLAS.
@@ -111,18 +116,27 @@ def _gemm(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
     is_generic = pl.col("kernel_source").is_in(GENERIC_GEMM) & (pl.col("gemm_dtype") == "bfloat16")
     # vLLM's collector keeps one copy of these weights, so they stay in L2 when they fit, and runs fp8_block without a graph.
     one_copy = pl.col("gemm_dtype").is_in(["fp8_block", "nvfp4"]) & pl.lit(at.engine == "vllm")
+    stays = _copies_stay(at) if at.engine == "trtllm" else one_copy
     eager = (pl.col("gemm_dtype") == "fp8_block") & pl.lit(at.engine == "vllm")
     frame = raw.select(
         *_common(), "m", "n", "k", _dtype("gemm_dtype"),
         pl.when(is_generic).then(pl.lit("cublas").cast(pl.Categorical)).otherwise(_mapped("kernel_source",
         GEMM_IDENTITY)).alias("identity"),
-        pl.when(one_copy).then(pl.lit("warm")).otherwise(pl.lit("rotated")).cast(pl.Categorical).alias("cache"),
+        pl.when(stays).then(pl.lit("warm")).otherwise(pl.lit("rotated")).cast(pl.Categorical).alias("cache"),
         pl.when(eager).then(pl.lit("event")).otherwise(pl.lit("graph")).cast(pl.Categorical).alias("timer"),
     )  # fmt: skip
     frame = _where(
         frame, (pl.col("dtype").cast(pl.String) == "fp8_block") & pl.lit(at.engine == "vllm"), "known bad: timed eagerly, launch included"
     )
     return conform(frame, "gemm", batch=1, bias=False, num_repeats=NUM_REPEATS["gemm"].get(at.engine), **_constants(at))
+
+
+def _copies_stay(at: Coordinates) -> pl.Expr:
+    """Whether all copies of a weight that TensorRT-LLM's collector rotates fit the L2 that they should exceed; some fill it exactly."""
+    gpu = hardware.gpu(at.gpu)
+    weight_bytes = pl.col("n") * pl.col("k") * pl.col("gemm_dtype").replace_strict(WEIGHT_BYTES, default=2.0, return_dtype=pl.Float64)
+    copies = (gpu.l2_bytes / weight_bytes).ceil().clip(1, MOST_COPIES)
+    return copies * weight_bytes <= kept_bytes(gpu)
 
 
 def _mla_bmm(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
