@@ -122,7 +122,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     if _used(tasks.operand_bytes):
         memory_s = maximum(memory_s, tasks.operand_bytes / (using.l2_over_dram * gpu.dram_data_bytes_per_s))
     running = smooth_maximum([pipelines_s + rounds * using.fill_s + (using.drain_s + exposed_s), memory_s])
-    launch_s = rates.launch_s + (using.host_event_s if protocol.timer == "event" else 0.0)
+    launch_s = rates.launch_s - tasks.hidden_s + (using.host_event_s if protocol.timer == "event" else 0.0)
     bound_s = _bound(tasks, gpu, rates)
     time_s = maximum(running + (tasks.fixed_s + launch_s), bound_s)
     chosen = _chooser(time_s, num_launches, len(tasks.variants))

@@ -36,6 +36,7 @@ class TaskSet:
     resident: Numbers = 1  # tasks an SM holds at once: their starts hide one another
     dram_fraction: float | None = None  # of nominal DRAM bandwidth; None: the machine's constant
     l2_bytes_per_clock_per_sm: float | None = None  # None: the machine's constant
+    hidden_s: Numbers = 0.0  # of the launch: behind the kernel before it
     fixed_s: Numbers = 0.0  # per launch: further small kernels, reductions
     variants: tuple[str, ...] = ("",)  # what each of the V is called
 

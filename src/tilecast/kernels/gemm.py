@@ -39,6 +39,7 @@ OWN_TILES = {
     "deepgemm": ((64, 64), (64, 128), (128, 128)),
     "cutlass": ((64, 64), (64, 128), (128, 128), (128, 256)),
 }
+FROM_CUBLAS = (None, "cublas")
 IDENTITIES = ("cublas", "scaled_mm", "deepgemm", "triton", "cutlass")
 NEWEST_SGLANG = {
     **dict.fromkeys(("fp64", "fp32", "tf32", "fp16", "bf16"), "cublas"),
@@ -99,6 +100,7 @@ class Gemm:
             dram_bytes=from_dram(streams, gpu, protocol.cache),
             operand_bytes=a_bytes + b_bytes + c_bytes,
             dram_fraction=runs.dram_fraction,
+            hidden_s=where(batch > 1, 0.0, runs.hidden_s) if runs.hidden_s else 0.0,
             fixed_s=fixed_s,
             variants=runs.variants,
         )
@@ -136,6 +138,7 @@ class Library:
     variants: tuple[str, ...]
     may_split: bool
     launch_s: float
+    hidden_s: float  # of a launch, behind the kernel before it
     l2_bytes_per_s: float
     dram_fraction: float
     is_batched: NDArray[np.bool_]  # runs batches of products, and these alone
@@ -171,6 +174,7 @@ def _library(gpu: GpuSpec, dtype: str, identity: str | None, tile: tuple[int, in
         variants=tuple(f"{rows}x{columns}{kind}" for rows, columns, kind in every),
         may_split=may_split,
         launch_s=launch_seconds(gpu, using),
+        hidden_s=using.launch_s if gpu.starts_early and identity in FROM_CUBLAS and held.activation.bits >= 16 else 0.0,
         l2_bytes_per_s=gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz,
         dram_fraction=_dram_fraction(gpu, using),
         is_batched=is_batched,
