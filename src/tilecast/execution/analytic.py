@@ -151,7 +151,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
         return Analysis(
             bound_s=each(bound_s),
             analytic_s=entries(analytic_s),
-            bound_by=_binding(busy_each, launch_s),
+            bound_by=_binding(busy_each, each(launch_s)),
             demand_s={**demand, "dram": each(tasks.dram_bytes) / gpu.dram_bytes_per_s},
             busy_s=busy_each,
             placement=Placement(
@@ -238,7 +238,7 @@ def _texts(texts: tuple[str, ...]) -> np.ndarray:
     return np.asarray(texts)
 
 
-def _binding(busy_s: dict[str, Floats], launch_s: float) -> np.ndarray:
+def _binding(busy_s: dict[str, Floats], launch_s: Floats) -> np.ndarray:
     """The pipeline that is busy longest, or the launch where none is busy for as long as that takes. (L,)"""
     parts_s = np.array(list(busy_s.values()))
     longest = parts_s.argmax(axis=0)
