@@ -17,7 +17,7 @@ from tilecast.kernels.base import execution_of, priced
 from tilecast.kernels.registry import kernels
 from tilecast.learning.features import SIZES, launches
 
-LEFT_OUT_ROWS, HELD_OUT_ROWS = 10_000, 8_000  # a suite fits many times; its intervals come from fits with fewer rows
+LEFT_OUT_ROWS, HELD_OUT_ROWS = 10_000, 16_000  # a suite fits many times; its intervals come from fits with fewer rows
 IDENTITY = ("gpu", "engine", "dtype", "identity", "timer", "cache")
 
 
