@@ -4,14 +4,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import mul
 from typing import Any
 
 import numpy as np
 
 from tilecast.errors import SpecError
 from tilecast.execution.arithmetic import ceil, maximum, minimum, sqrt
-from tilecast.execution.clock import limited_fraction, sustained_fraction, tensor_width
+from tilecast.execution.clock import limited_fraction, stretch, tensor_width
 from tilecast.execution.fitted import Constants, constants
 from tilecast.execution.protocol import Protocol
 from tilecast.execution.tasks import Floats, Numbers, TaskSet
@@ -104,10 +103,10 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     work = _work_per_task(tasks, gpu, rates)
     boost_hz = gpu.boost_clock_hz
     busy = {name: busiest * (amount / (per_clock * boost_hz * rates.issued.get(name, 1.0))) for name, (amount, per_clock) in work.items()}
-    slowdown: Numbers = 1.0
+    stretched: Numbers = 1.0
     if rates.limited < 1.0 and rates.matrix_unit in busy and _used(tasks.matrix_flop):
-        slowdown = sustained_fraction(rates.limited, busy[rates.matrix_unit], using)
-        busy = {name: seconds / slowdown for name, seconds in busy.items()}
+        stretched = stretch(rates.limited, busy[rates.matrix_unit], using)
+        busy = {name: seconds * stretched for name, seconds in busy.items()}
     l2_per_s = (tasks.l2_bytes_per_clock_per_sm or l2_bytes_per_clock(gpu, using)) * boost_hz
     dram_per_s: Numbers = gpu.dram_data_bytes_per_s * (tasks.dram_fraction or using.dram_fraction)
     if _used(tasks.l2_bytes):
@@ -117,7 +116,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     pipelines_s = smooth_maximum(list(busy.values()))
     busy["dram"] = tasks.dram_bytes / dram_per_s
 
-    exposed_s = busiest * (tasks.exposed_clocks / (boost_hz * slowdown)) if _used(tasks.exposed_clocks) else 0.0
+    exposed_s = busiest * (tasks.exposed_clocks * stretched / boost_hz) if _used(tasks.exposed_clocks) else 0.0
     running = smooth_maximum([pipelines_s + rounds * using.fill_s + (using.drain_s + exposed_s), busy["dram"]])
     launch_s = rates.launch_s + (using.host_event_s if protocol.timer == "event" else 0.0)
     bound_s = _bound(tasks, gpu, rates)
@@ -128,7 +127,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
         analytic_s = _soft_minimum(time_s, fastest_s, SHARPNESS)
 
     busy_chosen = {name: chosen(seconds) for name, seconds in busy.items()}
-    mean_chosen, busiest_chosen, clock_hz = chosen(mean_tasks), chosen(busiest), boost_hz * chosen(slowdown)
+    mean_chosen, busiest_chosen, clock_hz = chosen(mean_tasks), chosen(busiest), boost_hz / chosen(stretched)
     waves, tail_fraction = mean_chosen / chosen(tasks.resident), 1.0 - mean_chosen / busiest_chosen
 
     def analysis() -> Analysis:
@@ -344,7 +343,6 @@ def _soft_minimum(time_s: Floats, fastest_s: Numbers, sharpness: float) -> Numbe
     rate = -sharpness / fastest_s
     weight = np.exp(time_s * (rate[:, None] if isinstance(rate, np.ndarray) else rate))
     if time_s.ndim == 1:  # few numbers: adding them up one by one costs a third
-        weights = weight.tolist()
-        return float(sum(map(mul, weights, time_s.tolist())) / sum(weights))
+        return float(weight.dot(time_s)) / sum(weight.tolist())
     average: Floats = np.vecdot(weight, time_s) / weight.sum(axis=-1)
     return average

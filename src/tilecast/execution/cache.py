@@ -27,7 +27,7 @@ def hit_fraction(working_set_bytes: Numbers, gpu: GpuSpec, *, same_sm: bool = Fa
 
 def from_dram(streams: Mapping[str, tuple[Numbers, bool]], gpu: GpuSpec, cache: str, rotated_copies: float) -> Any:
     """DRAM bytes of named operand streams, each (bytes, is a weight); activations and results may stay in L2 between launches."""
-    total = sum(size for size, _ in streams.values())
+    total = sum([size for size, _ in streams.values()])
     if cache == "cold":
         return total
     if cache == "warm":

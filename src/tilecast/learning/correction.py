@@ -126,7 +126,7 @@ class Range:
 
     def beyond(self, numbers: NDArray[np.float32]) -> Any:
         """How far outside the worst feature lies, in widths of its range."""
-        outside = (numbers[..., None, :] - self.edges) / self.outwards
+        outside = ((numbers if numbers.ndim == 1 else numbers[:, None]) - self.edges) / self.outwards
         return maximum(outside.item(outside.argmax()) if numbers.ndim == 1 else outside.max(axis=(-2, -1)).astype(np.float64), 0.0)
 
 

@@ -93,9 +93,9 @@ def _described(kernel: Any, gpu: GpuSpec, found: Priced) -> tuple[Matrix, NDArra
     """(L, F) numbers, and what binds each launch."""
     time_s, busy = found.analytic_s, found.busy_s
     is_lone = not isinstance(time_s, np.ndarray)
-    parts_s = (*(busy.get(name, 0.0) for name in PIPELINES), found.launch_s, found.bound_s)
+    parts_s = [*[busy.get(name, 0.0) for name in PIPELINES], found.launch_s, found.bound_s]
     traffic = found.dram_bytes / cache_bytes(gpu)
-    ratios = np.array([*(part_s / time_s for part_s in parts_s), found.waves, time_s / found.launch_s, traffic])
+    ratios = np.array([*[part_s / time_s for part_s in parts_s], found.waves, time_s / found.launch_s, traffic])
     logs = np.log(np.maximum(ratios, SMALLEST_SHARE))
     logs = logs.tolist() if is_lone else logs
     rows = [*logs[:9], found.tail_fraction, found.clock_hz / gpu.boost_clock_hz, *logs[9:]]
@@ -103,7 +103,7 @@ def _described(kernel: Any, gpu: GpuSpec, found: Priced) -> tuple[Matrix, NDArra
         sizes = _sizes(kernel, is_lone)
         counts = [maximum(size, 1.0) for size in sizes]
         logs = [log2(count) for count in counts]
-        rows += [*logs, *(size % step == 0 for size in sizes[:3] for step in ALIGNMENTS)]
+        rows += [*logs, *[size % step == 0 for size in sizes[:3] for step in ALIGNMENTS]]
         rows += relations(kernel.family, SIZES[kernel.family], counts, logs, gpu)
     group = GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0)).reshape(-1)
     if is_lone:

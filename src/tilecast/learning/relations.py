@@ -46,11 +46,12 @@ def relations(family: str, names: tuple[str, ...], counts: Sequence[Any], log2_s
         found.append(product)
     cuts, tiles = _tiles(family, names)
     pieces = [-(-counts[place] // size) for place, size in cuts]  # rounded up
-    for first, *others in tiles:
+    num_sms = float(gpu.num_sms)
+    for first, others in tiles:
         number = pieces[first]
         for cut in others:
             number = number * pieces[cut]
-        found.append(-(-number // gpu.num_sms) * gpu.num_sms / number)
+        found.append(-(-number // num_sms) * num_sms / number)
     return found
 
 
@@ -61,9 +62,9 @@ def _products(family: str, names: tuple[str, ...]) -> list[list[list[int]]]:
 
 
 @cache
-def _tiles(family: str, names: tuple[str, ...]) -> tuple[list[tuple[int, float]], list[list[int]]]:
-    """The different cuts, each of a size and into pieces of what length; and which of them make each tile."""
+def _tiles(family: str, names: tuple[str, ...]) -> tuple[list[tuple[int, float]], list[tuple[int, list[int]]]]:
+    """The different cuts, each of a size and into pieces of what length; and which of them make each tile: a first one, and others."""
     named, tiles = ROUNDS.get(family, ((), ()))
     made = [[(names.index(name), float(size)) for name, size in zip(named, tile, strict=True)] for tile in tiles]
     cuts = list(dict.fromkeys(cut for tile in made for cut in tile))
-    return cuts, [[cuts.index(cut) for cut in tile] for tile in made]
+    return cuts, [(cuts.index(first), [cuts.index(cut) for cut in others]) for first, *others in made]

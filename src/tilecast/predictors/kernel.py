@@ -24,7 +24,7 @@ from tilecast.markup import html_table
 if TYPE_CHECKING:
     from tilecast.learning.profiles import Profile
 
-LISTS = (np.ndarray, list)
+LISTS = frozenset((np.ndarray, list))
 BLOCK = 2048  # launches priced at once: their arrays stay in the processor's cache
 
 
@@ -162,7 +162,7 @@ def _predict_part(
     factor = exp(width)
     low_s, high_s = maximum(median_s / factor, bound_s), median_s * factor
     if not isinstance(median_s, np.ndarray):
-        median_s, low_s, high_s = np.array([[median_s], [low_s], [high_s]])
+        median_s, low_s, high_s = np.array([median_s]), np.array([low_s]), np.array([high_s])
     return _Part(found.analysis, median_s, low_s, high_s, basis)
 
 
@@ -218,10 +218,10 @@ def _blocks(kernel: Any) -> list[Any]:
     """The kernel cut into runs of at most BLOCK launches."""
     names, read = _fields(kernel.__class__)
     values = read(kernel)
-    if not any(isinstance(value, LISTS) for value in values):
+    if LISTS.isdisjoint(map(type, values)):
         return [kernel]
     given = dict(zip(names, values, strict=True))
-    arrays = {name: value for name, value in given.items() if isinstance(value, LISTS) and len(value) > BLOCK and np.ndim(value) == 1}
+    arrays = {name: value for name, value in given.items() if type(value) in LISTS and len(value) > BLOCK and np.ndim(value) == 1}
     if not arrays:
         return [kernel]
     return [
