@@ -43,7 +43,7 @@ class Forest:
     question: NDArray[np.int64]  # (T, DEEPEST), lowest bit first; what is beyond a tree's depth is a question that nobody passes
     depth: NDArray[np.int64]  # (T,)
     first: NDArray[np.int64]  # (T,) of each tree's leaves
-    leaf: NDArray[np.float32]
+    leaf: NDArray[np.float64]  # wide enough to hold sums of two trees' as they are
     begin: NDArray[np.int64]  # (S,) the first tree of each sum, deepest first; every sum has one
     constant: NDArray[np.float64]  # (S,) what trees add that have no question left
 
@@ -57,7 +57,7 @@ class Forest:
             passed = numbers.take(self.feature) > self.threshold
             leaf_of = np.packbits(passed.take(self.question), bitorder="little")
             values = self.leaf.take(leaf_of + self.first)
-            return np.asarray(np.add.reduceat(values, self.begin, dtype=np.float64) + self.constant)
+            return np.asarray(np.add.reduceat(values, self.begin) + self.constant)
         totals = np.repeat(self.constant[:, None], len(numbers), axis=1)
         begin = self.begin.tolist()
         for start in range(0, len(numbers), BLOCK):
@@ -65,7 +65,7 @@ class Forest:
             answers = (columns[self.feature] > self.threshold[:, None]).view(np.uint8)
             for total, trees in zip(totals, map(slice, begin, [*begin[1:], None]), strict=True):
                 reached = self._leaves(answers, trees) + self.first[trees, None]
-                total[start : start + BLOCK] += self.leaf.take(reached, mode="clip").sum(axis=0, dtype=np.float64)
+                total[start : start + BLOCK] += self.leaf.take(reached, mode="clip").sum(axis=0)
         return totals
 
     def _leaves(self, answers: NDArray[np.uint8], trees: slice) -> NDArray[np.uint8]:
@@ -102,12 +102,12 @@ def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) ->
     """The sum of all trees of `parts`, with the columns from `num_open` on known beforehand: their questions are answered here, once."""
     folded = [_folded(trees, num_open, known) for trees in (*parts, NOTHING)]  # a sum has one tree at least
     feature, threshold = (np.concatenate([getattr(trees, name) for trees, _ in folded]) for name in ("feature", "threshold"))
-    leaf, depth = np.concatenate([trees.leaf for trees, _ in folded]), np.concatenate([depth for _, depth in folded])
-    constant = leaf[depth == 0, 0].sum(dtype=np.float64, keepdims=True)
-    deepest_first = np.argsort(-depth, kind="stable")[: np.count_nonzero(depth)]
-    feature, threshold, leaf, depth = (values[deepest_first] for values in (feature, threshold, leaf, depth))
+    leaf = np.concatenate([trees.leaf for trees, _ in folded]).astype(np.float64)
+    depth = np.concatenate([depth for _, depth in folded])
     nobody_passes = np.arange(DEEPEST) >= depth[:, None]
     codes = np.where(nobody_passes, -1, feature.astype(np.int64) << 32 | threshold.view(np.uint32))
+    constant = leaf[depth == 0, 0].sum(keepdims=True)
+    codes, leaf, depth = _deepest_first(*_paired(*_deepest_first(codes, leaf, depth)))
     different, question = np.unique(codes, return_inverse=True)
     size = 1 << depth
     asked = different >= 0
@@ -121,6 +121,33 @@ def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) ->
         begin=np.zeros(1, np.int64),
         constant=constant,
     )
+
+
+Asked = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]  # questions (T, DEEPEST), leaves (T, 2 ** DEEPEST), depths (T,)
+
+
+def _deepest_first(codes: NDArray[np.int64], leaf: NDArray[np.float64], depth: NDArray[np.int64]) -> Asked:
+    """Without those that have no question left."""
+    order = np.argsort(-depth, kind="stable")[: np.count_nonzero(depth)]
+    return codes[order], leaf[order], depth[order]
+
+
+def _paired(codes: NDArray[np.int64], leaf: NDArray[np.float64], depth: NDArray[np.int64]) -> Asked:
+    """Two trees as one, which fills more of its byte: each of the deepest with the shallowest that is left, where that has room."""
+    alone, lengths, last = len(depth), depth.tolist(), len(depth) - 1
+    partner = []
+    for place, length in enumerate(lengths):
+        if place > last:
+            break
+        fits = place < last and length + lengths[last] <= DEEPEST
+        partner.append(last if fits else alone)
+        last -= fits
+    other, depth = np.array(partner), np.append(depth, 0)
+    own, num_pairs, levels = depth[: len(other), None], len(other), np.arange(DEEPEST)
+    codes, leaf = np.pad(codes, ((0, 1), (0, 0)), constant_values=-1), np.pad(leaf, ((0, 1), (0, 0)))
+    behind = np.take_along_axis(codes[other], np.maximum(levels - own, 0), axis=1)
+    leaves_of_other = np.take_along_axis(leaf[other], np.arange(1 << DEEPEST) >> own, axis=1)
+    return np.where(levels < own, codes[:num_pairs], behind), leaf[:num_pairs] + leaves_of_other, own[:, 0] + depth[other]
 
 
 def _folded(trees: Trees, num_open: int, known: NDArray[np.float32]) -> tuple[Trees, NDArray[np.int64]]:
