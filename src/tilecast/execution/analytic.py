@@ -93,7 +93,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     if num_launches == 1:
         tasks = tasks.alone()
     num_launches = num_launches or 1
-    mean_tasks = tasks.num_tasks / gpu.num_sms
+    mean_tasks = tasks.num_tasks / rates.num_sms
     busiest = ceil(mean_tasks) if tasks.busiest_tasks is None else maximum(tasks.busiest_tasks, mean_tasks)
     rounds = tasks.rounds
     if rounds is None:
@@ -279,6 +279,7 @@ def issue_fraction(gpu: GpuSpec, on_tensor: bool, using: Constants) -> float:
 class _Rates:
     """What one GPU does with matrices of one dtype, whatever the launch."""
 
+    num_sms: float
     launch_s: float
     issued: Mapping[str, float]  # pipeline -> share of its clocks with useful work in them, where not all
     matrix_unit: str  # pipeline that multiplies matrices
@@ -296,7 +297,7 @@ def _rates(gpu: GpuSpec, dtype: str, asked: Constants | None) -> _Rates:
     unit = "tensor" if on_tensor else "vector"
     flop_per_s = gpu.num_sms * flop_per_clock * gpu.boost_clock_hz * issued[unit]
     limited = limited_fraction(gpu, dtype, on_tensor, flop_per_s, using)
-    return _Rates(launch_s, issued, unit, flop_per_clock, gpu.highest_matrix_rate(dtype), limited)
+    return _Rates(float(gpu.num_sms), launch_s, issued, unit, flop_per_clock, gpu.highest_matrix_rate(dtype), limited)
 
 
 def _work_per_task(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> dict[str, tuple[Numbers, float]]:

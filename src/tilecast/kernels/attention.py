@@ -252,8 +252,7 @@ def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: Attenti
     q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(requests.kv) * shape.num_kv_heads
     operands = q_all * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) + kv_all * shape.kv_width * shape.kv_bytes
     passes = 4.0 * scores * max(2.0, shape.q_bytes)
-    streams = {"operands": (operands, False), "scores": (passes / 4.0, False)}
-    dram = from_dram(streams, gpu, protocol.cache, constants().rotated_copies)
+    dram = from_dram(0.0, operands + passes / 4.0, gpu, protocol.cache, constants().rotated_copies)
     spilled = np.maximum(dram - operands, 0.0) * 3.0  # the score matrix again, for each further pass, when L2 does not hold it
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
     kernel_s = constants().launch_cycles / gpu.boost_clock_hz + constants().drain_s

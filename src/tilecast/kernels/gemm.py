@@ -86,7 +86,6 @@ class Gemm:
 
         a_bytes, b_bytes = batch * m * k * runs.activation_bytes, batch * n * k * runs.weight_bytes
         c_bytes = (batch * m + flag(self.bias, "bias")) * n * runs.result_bytes
-        streams = {"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}
         return TaskSet(
             matrix_dtype=runs.matrix_dtype,
             num_tasks=num_tasks,
@@ -94,7 +93,7 @@ class Gemm:
             least_bytes=least_from_dram(a_bytes + b_bytes + c_bytes, gpu, protocol.cache),
             matrix_flop=runs.flop_per_step * k_steps if runs.effort is None else runs.flop_per_step * k_steps * runs.effort_of(batch),
             l2_bytes=runs.bytes_per_step * k_steps,
-            dram_bytes=from_dram(streams, gpu, protocol.cache, constants().rotated_copies),
+            dram_bytes=from_dram(b_bytes, a_bytes + c_bytes, gpu, protocol.cache, constants().rotated_copies),
             fixed_s=fixed_s,
             variants=runs.variants,
         )

@@ -119,15 +119,16 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Range:
-    """Of each number in training: both ends, (2, F), and the width in the direction that leads out of it."""
+    """Both ends of each number in training, (2 F,), and the width in the direction that leads out there."""
 
-    edges: NDArray[np.float32]
+    feature: NDArray[np.int64]
+    edge: NDArray[np.float32]
     outwards: NDArray[np.float32]
 
     def beyond(self, numbers: NDArray[np.float32]) -> Any:
         """How far outside the worst feature lies, in widths of its range."""
-        outside = ((numbers if numbers.ndim == 1 else numbers[:, None]) - self.edges) / self.outwards
-        return maximum(outside.item(outside.argmax()) if numbers.ndim == 1 else outside.max(axis=(-2, -1)).astype(np.float64), 0.0)
+        outside = (numbers.take(self.feature, axis=-1) - self.edge) / self.outwards
+        return maximum(outside.item(outside.argmax()) if numbers.ndim == 1 else outside.max(axis=-1).astype(np.float64), 0.0)
 
 
 @lru_cache(maxsize=64)
@@ -136,7 +137,7 @@ def _range(correction: Correction) -> Range:
     varied = correction.high > correction.low
     edges = np.where(varied, [correction.low, correction.high], [[-np.inf], [np.inf]])
     width = np.where(varied, np.maximum(correction.high - correction.low, np.float32(1e-3)), 1.0)
-    return Range(edges.astype(np.float32), np.array([-width, width], np.float32))
+    return Range(np.tile(np.arange(len(varied)), 2), edges.astype(np.float32).ravel(), np.concatenate([-width, width], dtype=np.float32))
 
 
 @lru_cache(maxsize=1024)

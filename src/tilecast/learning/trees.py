@@ -45,7 +45,6 @@ class Forest:
     first: NDArray[np.int64]  # (T,) of each tree's leaves
     leaf: NDArray[np.float64]  # wide enough to hold sums of two trees' as they are
     begin: NDArray[np.int64]  # (S,) the first tree of each sum, deepest first; every sum has one
-    constant: NDArray[np.float64]  # (S,) what trees add that have no question left
 
     def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """The sum of every tree's leaf, for each row of (R, F), of a forest that makes one sum."""
@@ -57,8 +56,8 @@ class Forest:
             passed = numbers.take(self.feature) > self.threshold
             leaf_of = np.packbits(passed.take(self.question), bitorder="little")
             values = self.leaf.take(leaf_of + self.first)
-            return np.asarray(np.add.reduceat(values, self.begin) + self.constant)
-        totals = np.repeat(self.constant[:, None], len(numbers), axis=1)
+            return np.add.reduceat(values, self.begin)
+        totals = np.zeros((len(self.begin), len(numbers)))
         begin = self.begin.tolist()
         for start in range(0, len(numbers), BLOCK):
             columns = np.ascontiguousarray(numbers[start : start + BLOCK].T)  # a question reads one feature of many rows
@@ -106,8 +105,9 @@ def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) ->
     depth = np.concatenate([depth for _, depth in folded])
     nobody_passes = np.arange(DEEPEST) >= depth[:, None]
     codes = np.where(nobody_passes, -1, feature.astype(np.int64) << 32 | threshold.view(np.uint32))
-    constant = leaf[depth == 0, 0].sum(keepdims=True)
+    constant = leaf[depth == 0, 0].sum()
     codes, leaf, depth = _deepest_first(*_paired(*_deepest_first(codes, leaf, depth)))
+    leaf[0] += constant  # what trees add that have no question left
     different, question = np.unique(codes, return_inverse=True)
     size = 1 << depth
     asked = different >= 0
@@ -119,7 +119,6 @@ def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) ->
         first=np.cumsum(size) - size,
         leaf=leaf[np.arange(1 << DEEPEST) < size[:, None]],
         begin=np.zeros(1, np.int64),
-        constant=constant,
     )
 
 

@@ -1,12 +1,12 @@
 """Predict one kernel, or a million launches of it: median, 80 % interval, bound, what binds, and the basis of the number."""
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -97,7 +97,8 @@ def predict_kernel(
     if len(blocks) == 1:
         joined = _predict_part(run, spec, protocol, engine, learned, measured, corrections)
     else:
-        joined = _concatenated([_predict_part(block, spec, protocol, engine, learned, measured, corrections).settled() for block in blocks])
+        parts = [_predict_part(block, spec, protocol, engine, learned, measured, corrections).settled() for block in blocks]
+        joined = _Part(*map(_joined, zip(*parts, strict=True)))
     return KernelPrediction(
         kernel=kernel,
         gpu=spec,
@@ -121,8 +122,7 @@ def in_engine(kernel: Any, engine: str) -> Any:
     return replace(kernel, engine=engine) if getattr(kernel, "engine", engine) is None else kernel
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """One block of launches, predicted."""
 
     analysed: Once
@@ -151,8 +151,9 @@ def _predict_part(
         basis = np.full(np.size(median_s), "analytic")
     else:
         corrected = _corrected(correction, kernel, gpu, asked)
-        basis, is_lone = corrected.basis, len(corrected.basis) == 1
-        log_ratio, width = (each.item() if is_lone else each for each in (corrected.log_ratio, corrected.width))
+        log_ratio, width, basis = corrected.log_ratio, corrected.width, corrected.basis
+        if len(basis) == 1:
+            log_ratio, width = log_ratio.item(), width.item()
         median_s = maximum(median_s * exp(log_ratio), bound_s)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
@@ -237,23 +238,18 @@ def _fields(record: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ..
     return names, attrgetter(*names)
 
 
-def _concatenated(parts: list[Any]) -> Any:
-    """Records of arrays end to end, field by field; a pipeline that one part lacks is zero there."""
-    first = parts[0]
-    joined: dict[str, Any] = {}
-    for entry in fields(first):
-        values = [getattr(part, entry.name) for part in parts]
-        if isinstance(values[0], Mapping):
-            lengths = [len(next(iter(value.values()), ())) for value in values]
-            names = dict.fromkeys(name for value in values for name in value)
-            joined[entry.name] = {
-                name: np.concatenate([value.get(name, np.zeros(length)) for value, length in zip(values, lengths, strict=True)])
-                for name in names
-            }
-        elif isinstance(values[0], np.ndarray):
-            joined[entry.name] = np.concatenate(values)
-        elif isinstance(values[0], Once):
-            joined[entry.name] = Once(partial(_concatenated, [value() for value in values]))
-        else:
-            joined[entry.name] = _concatenated(values)
-    return type(first)(**joined)
+def _joined(values: Sequence[Any]) -> Any:
+    """Arrays end to end, and records of them field by field; a pipeline that one part lacks is zero there."""
+    first = values[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(values)
+    if isinstance(first, Once):
+        return Once(partial(_joined, [value() for value in values]))
+    if isinstance(first, Mapping):
+        lengths = [len(next(iter(value.values()), ())) for value in values]
+        names = dict.fromkeys(name for value in values for name in value)
+        return {
+            name: np.concatenate([value.get(name, np.zeros(length)) for value, length in zip(values, lengths, strict=True)])
+            for name in names
+        }
+    return type(first)(**{entry.name: _joined([getattr(value, entry.name) for value in values]) for entry in fields(first)})
