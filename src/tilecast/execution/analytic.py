@@ -332,10 +332,10 @@ def smooth_maximum(parts: list[Numbers]) -> Any:
     """
     if len(parts) < 2:
         return parts[0] if parts else 0.0
-    squares = [part * part for part in parts]
-    total = squares[0] * squares[0]
-    for square in squares[1:]:
-        total = total + square * square
+    total: Any = None
+    for part in parts:
+        square = part * part
+        total = square * square if total is None else total + square * square
     return sqrt(sqrt(total))
 
 
