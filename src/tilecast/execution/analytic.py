@@ -107,8 +107,8 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     if rates.limited < 1.0 and rates.matrix_unit in busy and _used(tasks.matrix_flop):
         stretched = stretch(rates.limited, busy[rates.matrix_unit], using)
         busy = {name: seconds * stretched for name, seconds in busy.items()}
-    l2_per_s = (tasks.l2_bytes_per_clock_per_sm or l2_bytes_per_clock(gpu, using)) * boost_hz
-    dram_per_s: Numbers = gpu.dram_data_bytes_per_s * (tasks.dram_fraction or using.dram_fraction)
+    l2_per_s = (tasks.l2_bytes_per_clock_per_sm or rates.l2_bytes_per_clock) * boost_hz
+    dram_per_s: Numbers = rates.dram_bytes_per_s * (tasks.dram_fraction or using.dram_fraction)
     if _used(tasks.l2_bytes):
         busy["l2"] = busiest * (tasks.l2_bytes / l2_per_s)
     else:  # few tasks cannot draw all of DRAM's bandwidth; where L2 traffic is counted per task it says so itself
@@ -275,7 +275,7 @@ def issue_fraction(gpu: GpuSpec, on_tensor: bool, using: Constants) -> float:
     )  # the constant is that of 4096 FLOP per clock, Hopper's width
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Rates:
     """What one GPU does with matrices of one dtype, whatever the launch."""
 
@@ -286,6 +286,8 @@ class _Rates:
     flop_per_clock: float
     highest_flop_per_s: float
     limited: float  # share of the boost clock that the power limit leaves for long
+    l2_bytes_per_clock: float  # per SM
+    dram_bytes_per_s: float
 
 
 @lru_cache(maxsize=512)
@@ -297,7 +299,17 @@ def _rates(gpu: GpuSpec, dtype: str, asked: Constants | None) -> _Rates:
     unit = "tensor" if on_tensor else "vector"
     flop_per_s = gpu.num_sms * flop_per_clock * gpu.boost_clock_hz * issued[unit]
     limited = limited_fraction(gpu, dtype, on_tensor, flop_per_s, using)
-    return _Rates(float(gpu.num_sms), launch_s, issued, unit, flop_per_clock, gpu.highest_matrix_rate(dtype), limited)
+    return _Rates(
+        num_sms=float(gpu.num_sms),
+        launch_s=launch_s,
+        issued=issued,
+        matrix_unit=unit,
+        flop_per_clock=flop_per_clock,
+        highest_flop_per_s=gpu.highest_matrix_rate(dtype),
+        limited=limited,
+        l2_bytes_per_clock=l2_bytes_per_clock(gpu, using),
+        dram_bytes_per_s=gpu.dram_data_bytes_per_s,
+    )
 
 
 def _work_per_task(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> dict[str, tuple[Numbers, float]]:

@@ -26,6 +26,7 @@ Matrix = NDArray[np.float32]
 # and trees would take the lab's habit for the shape's. What the state costs is in the analytic time.
 DESCRIBED_AS = Protocol("profiler", "cold")
 SMALLEST_SHARE = 1e-3
+PLAIN = (int, float)
 ALIGNMENTS = (8, 64, 256)
 # The sizes of each family whose magnitude and alignment may matter, largest effect first.
 SIZES = {
@@ -152,7 +153,7 @@ def _sizes(kernel: Any, is_lone: bool) -> list[Any]:
         size = getattr(kernel, name)
         if size is None or (is_ragged and name == "batch"):
             size = _left_open(kernel, name)
-        if not isinstance(size, int | float):
+        if not isinstance(size, PLAIN):
             size = np.asarray(size, np.float64)
             size = size.item() if is_lone else size
         found.append(size)

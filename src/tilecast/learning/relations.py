@@ -37,9 +37,9 @@ def relation_names(family: str) -> list[str]:
 def relations(family: str, names: tuple[str, ...], counts: Sequence[Any], log2_sizes: Sequence[Any], gpu: GpuSpec) -> list[Any]:
     """R numbers or arrays (L,) from the sizes named by `names`, each at least one, and their logarithms."""
     found = []
-    for above, below in _products(family, names):
-        product = log2_sizes[above[0]]
-        for place in above[1:]:
+    for first, others, below in _products(family, names):
+        product = log2_sizes[first]
+        for place in others:
             product = product + log2_sizes[place]
         for place in below:
             product = product - log2_sizes[place]
@@ -56,9 +56,10 @@ def relations(family: str, names: tuple[str, ...], counts: Sequence[Any], log2_s
 
 
 @cache
-def _products(family: str, names: tuple[str, ...]) -> list[list[list[int]]]:
-    """Which sizes are multiplied, and by which these are divided."""
-    return [[[names.index(name) for name in side.split()] for side in text.partition("/")[::2]] for text in PRODUCTS[family]]
+def _products(family: str, names: tuple[str, ...]) -> list[tuple[int, list[int], list[int]]]:
+    """Which size is multiplied by which others, and by which these are divided."""
+    sides = [[[names.index(name) for name in side.split()] for side in text.partition("/")[::2]] for text in PRODUCTS[family]]
+    return [(first, others, below) for (first, *others), below in sides]
 
 
 @cache
