@@ -351,7 +351,7 @@ def smooth_maximum(parts: list[Numbers]) -> Any:
     return sqrt(sqrt(total))
 
 
-def _soft_minimum(time_s: Floats, fastest_s: Numbers, sharpness: float) -> Numbers:
+def _soft_minimum(time_s: Floats, fastest_s: Numbers, sharpness: float) -> Any:
     """The average over variants, weighted towards the fastest."""
     rate = -sharpness / fastest_s
     weight = np.exp(time_s * (rate[:, None] if isinstance(rate, np.ndarray) else rate))

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tilecast.errors import MissingData
 from tilecast.execution.arithmetic import clip, exp, maximum, minimum, where
+from tilecast.execution.tasks import Numbers
 from tilecast.hardware import GpuSpec
 from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
@@ -216,6 +217,10 @@ class Corrected:
     log_ratio: NDArray[np.float64]
     width: NDArray[np.float64]
     basis: np.ndarray
+
+    def plain(self) -> tuple[Numbers, Numbers]:
+        """The ratio and the width; plain numbers of a lone launch."""
+        return (self.log_ratio.item(), self.width.item()) if len(self.basis) == 1 else (self.log_ratio, self.width)
 
 
 def kernel_key(names: Mapping[str, str]) -> str:

@@ -151,9 +151,8 @@ def _predict_part(
         basis = np.full(np.size(median_s), "analytic")
     else:
         corrected = _corrected(correction, kernel, gpu, asked)
-        log_ratio, width, basis = corrected.log_ratio, corrected.width, corrected.basis
-        if len(basis) == 1:
-            log_ratio, width = log_ratio.item(), width.item()
+        basis = corrected.basis
+        log_ratio, width = corrected.plain()
         median_s = maximum(median_s * exp(log_ratio), bound_s)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
