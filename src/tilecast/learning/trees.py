@@ -133,20 +133,20 @@ def _deepest_first(codes: NDArray[np.int64], leaf: NDArray[np.float64], depth: N
 
 def _paired(codes: NDArray[np.int64], leaf: NDArray[np.float64], depth: NDArray[np.int64]) -> Asked:
     """Two trees as one, which fills more of its byte: each of the deepest with the shallowest that is left, where that has room."""
-    alone, lengths, last = len(depth), depth.tolist(), len(depth) - 1
-    partner = []
+    lengths, left = depth.tolist(), len(depth)
+    first: list[int] = []
     for place, length in enumerate(lengths):
-        if place > last:
-            break
-        fits = place < last and length + lengths[last] <= DEEPEST
-        partner.append(last if fits else alone)
-        last -= fits
-    other, depth = np.array(partner), np.append(depth, 0)
-    own, num_pairs, levels = depth[: len(other), None], len(other), np.arange(DEEPEST)
-    codes, leaf = np.pad(codes, ((0, 1), (0, 0)), constant_values=-1), np.pad(leaf, ((0, 1), (0, 0)))
-    behind = np.take_along_axis(codes[other], np.maximum(levels - own, 0), axis=1)
-    leaves_of_other = np.take_along_axis(leaf[other], np.arange(1 << DEEPEST) >> own, axis=1)
-    return np.where(levels < own, codes[:num_pairs], behind), leaf[:num_pairs] + leaves_of_other, own[:, 0] + depth[other]
+        if place + 1 < left and length + lengths[left - 1] <= DEEPEST:
+            first.append(place)
+            left -= 1
+    second = len(depth) - 1 - np.arange(len(first))
+    own, levels = depth[first, None], np.arange(DEEPEST)
+    behind = np.take_along_axis(codes[second], np.maximum(levels - own, 0), axis=1)
+    paired = codes[:left].copy(), leaf[:left].copy(), depth[:left].copy()
+    paired[0][first] = np.where(levels < own, codes[first], behind)
+    paired[1][first] += np.take_along_axis(leaf[second], np.arange(1 << DEEPEST) >> own, axis=1)
+    paired[2][first] += depth[second]
+    return paired
 
 
 def _folded(trees: Trees, num_open: int, known: NDArray[np.float32]) -> tuple[Trees, NDArray[np.int64]]:
