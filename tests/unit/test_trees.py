@@ -100,7 +100,7 @@ def test_two_shallow_trees_become_one_and_say_the_same() -> None:
         for num_trees, depth in ((7, 3), (1, 8))
     )
     joined = forest([shallow, deep], 4, np.zeros(0, np.float32))
-    assert joined.depth.tolist() == [8, 6, 6, 6, 4]
+    assert np.diff([*joined.first, len(joined.leaf)]).tolist() == [2**8, 2**4, 2**6, 2**6, 2**6]
     numbers = rng.normal(size=(50, 4)).astype(np.float32)
     walked = [
         sum(

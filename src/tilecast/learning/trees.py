@@ -6,7 +6,7 @@ Names and GPUs are columns too, the same for all launches of a call: a `Forest` 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -41,10 +41,9 @@ class Forest:
     feature: NDArray[np.int64]  # (Q,)
     threshold: NDArray[np.float32]  # (Q,)
     question: NDArray[np.int64]  # (T, DEEPEST), lowest bit first; what is beyond a tree's depth is a question that nobody passes
-    depth: NDArray[np.int64]  # (T,)
     first: NDArray[np.int64]  # (T,) of each tree's leaves
     leaf: NDArray[np.float64]  # wide enough to hold sums of two trees' as they are
-    begin: NDArray[np.int64]  # (S,) the first tree of each sum, deepest first; every sum has one
+    begin: NDArray[np.int64]  # (S,) the first tree of each sum; every sum has one
 
     def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """The sum of every tree's leaf, for each row of (R, F), of a forest that makes one sum."""
@@ -57,25 +56,22 @@ class Forest:
             leaf_of = np.packbits(passed.take(self.question), bitorder="little")
             values = self.leaf.take(leaf_of + self.first)
             return np.add.reduceat(values, self.begin)
-        totals = np.zeros((len(self.begin), len(numbers)))
-        begin = self.begin.tolist()
+        totals = np.empty((len(self.begin), len(numbers)))
+        parts = [slice(*ends) for ends in pairwise((*self.begin.tolist(), None))]
         for start in range(0, len(numbers), BLOCK):
             columns = np.ascontiguousarray(numbers[start : start + BLOCK].T)  # a question reads one feature of many rows
-            answers = (columns[self.feature] > self.threshold[:, None]).view(np.uint8)
-            for total, trees in zip(totals, map(slice, begin, [*begin[1:], None]), strict=True):
-                reached = self._leaves(answers, trees) + self.first[trees, None]
-                total[start : start + BLOCK] += self.leaf.take(reached, mode="clip").sum(axis=0)
+            answers = (columns.take(self.feature, axis=0) > self.threshold[:, None]).view(np.uint8)
+            values = self.leaf.take(self._leaves(answers) + self.first[:, None], mode="clip")
+            for total, trees in zip(totals, parts, strict=True):
+                values[trees].sum(axis=0, out=total[start : start + BLOCK])
         return totals
 
-    def _leaves(self, answers: NDArray[np.uint8], trees: slice) -> NDArray[np.uint8]:
-        """The number of the leaf that each row (Q, R) reaches in each of these trees: (T, R)."""
-        question, depth = self.question[trees], self.depth[trees]
-        leaf_of = np.zeros((len(question), answers.shape[1]), np.uint8)
-        for level in range(DEEPEST - 1, -1, -1):
-            asking = int(np.count_nonzero(depth > level))
-            some = leaf_of[:asking]
-            some += some  # the next bit; a shift by one
-            some |= answers.take(question[:asking, level], axis=0)
+    def _leaves(self, answers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The number of the leaf that each row (Q, R) reaches in each tree: (T, R)."""
+        leaf_of = np.zeros((len(self.question), answers.shape[1]), np.uint8)
+        for question in self.question.T[::-1]:
+            leaf_of += leaf_of  # the next bit; a shift by one
+            leaf_of |= answers.take(question, axis=0)
         return leaf_of
 
     def moved(self, columns: int) -> "Forest":
@@ -93,7 +89,7 @@ def together(forests: Sequence[Forest]) -> Forest:
         parts = [(getattr(each, name), start) for each, start in zip(forests, moved, strict=True)]
         return np.concatenate([values + start if start else values for values, start in parts])
 
-    places = {"question": "feature", "first": "leaf", "begin": "depth"}
+    places = {"question": "feature", "first": "leaf", "begin": "first"}
     return Forest(**{entry.name: joined(entry.name, places.get(entry.name)) for entry in fields(Forest)})
 
 
@@ -106,7 +102,7 @@ def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) ->
     nobody_passes = np.arange(DEEPEST) >= depth[:, None]
     codes = np.where(nobody_passes, -1, feature.astype(np.int64) << 32 | threshold.view(np.uint32))
     constant = leaf[depth == 0, 0].sum()
-    codes, leaf, depth = _deepest_first(*_paired(*_deepest_first(codes, leaf, depth)))
+    codes, leaf, depth = _paired(*_deepest_first(codes, leaf, depth))
     leaf[0] += constant  # what trees add that have no question left
     different, question = np.unique(codes, return_inverse=True)
     size = 1 << depth
@@ -115,7 +111,6 @@ def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) ->
         feature=np.where(asked, different >> 32, 0),
         threshold=np.where(asked, (different & 0xFFFFFFFF).astype(np.uint32).view(np.float32), np.inf).astype(np.float32),
         question=question.reshape(codes.shape),
-        depth=depth,
         first=np.cumsum(size) - size,
         leaf=leaf[np.arange(1 << DEEPEST) < size[:, None]],
         begin=np.zeros(1, np.int64),
