@@ -167,7 +167,9 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     scores = (mean_visits + masked) * loop.tile_q * loop.tile_kv
     is_masked = np.isfinite(shape.window) & loop.masks_skipped
     mask_clocks = np.where(is_masked, scores * MASK_FLOP / gpu.vector_flop_per_clock_per_sm["fp32"], 0.0)
-    padded_dims = _padded_dim(shape.qk_dim, loop) + _padded_dim(shape.v_dim, loop) * mean_visits / (mean_visits + masked)
+    padded_qk = _padded_dim(shape.qk_dim, loop)
+    padded_v = padded_qk if shape.v_dim is shape.qk_dim else _padded_dim(shape.v_dim, loop)
+    padded_dims = padded_qk + padded_v * mean_visits / (mean_visits + masked)
     special = scores
     vector = scores * SOFTMAX_FLOP + 2.0 * mean_visits * loop.tile_q * shape.v_dim
     simt = np.where(loop.is_simt, scores * 2.0 * (shape.qk_dim + shape.v_dim) * SIMT_FLOP, 0.0)
@@ -224,10 +226,10 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
 
 
 def _padded_dim(dim: Floats, loop: Loop) -> Floats:
-    padded = ceil_div(dim, 16) * 16
-    for built in reversed(loop.built_dims):
-        padded = np.where(dim <= built, built, padded)
-    return np.asarray(padded)
+    """To the next width that the library is built for, or to whole instructions."""
+    built = np.array((*loop.built_dims, np.inf))
+    found = built.take(built.searchsorted(dim))
+    return np.where(np.isinf(found), ceil_div(dim, 16) * 16, found)
 
 
 def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
