@@ -201,7 +201,7 @@ def _forests(correction: Correction, names: Mapping[str, str], known: str | None
     num_open = len(correction.low)
     shared, local = (forest(parts, num_open, correction.flags(names)) for parts in ([correction.shared], own))
     here = together([shared, local, spread])
-    return here, together([shared.moved(num_open), local, spread]) if correction.as_timed else here
+    return here, here.moved(num_open, len(shared.feature)) if correction.as_timed else here
 
 
 def _spread(correction: Correction, names: Mapping[str, str], gpu: str | None) -> Forest:

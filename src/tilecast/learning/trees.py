@@ -74,9 +74,9 @@ class Forest:
             leaf_of |= answers.take(question, axis=0)
         return leaf_of
 
-    def moved(self, columns: int) -> "Forest":
-        """The same trees about features that lie that many columns further right."""
-        return replace(self, feature=self.feature + columns)
+    def moved(self, columns: int, num_questions: int) -> "Forest":
+        """The same trees, but the first questions are about features that lie that many columns further right."""
+        return replace(self, feature=self.feature + np.where(np.arange(len(self.feature)) < num_questions, columns, 0))
 
 
 def together(forests: Sequence[Forest]) -> Forest:
