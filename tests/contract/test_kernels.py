@@ -1,5 +1,7 @@
 """What every kernel family must do, whatever file it stands in; and how many numbers the analytic model may hold."""
 
+import subprocess
+import sys
 from dataclasses import dataclass, fields, is_dataclass
 from typing import ClassVar
 
@@ -7,9 +9,10 @@ import numpy as np
 import pytest
 
 from tilecast.datasets.schema import FAMILIES
+from tilecast.errors import UnknownName
 from tilecast.execution import TaskSet
 from tilecast.kernels.contract import check_kernel
-from tilecast.kernels.registry import kernels
+from tilecast.kernels.registry import kernel, kernels
 from tilecast.predictors import predict_kernel
 
 CONTRACT = (
@@ -94,3 +97,15 @@ class Broken:
 def test_the_check_refuses_a_family_that_takes_any_size():
     with pytest.raises(AssertionError, match=r"broken"):
         check_kernel(Broken, {"rows": 4})
+
+
+def test_a_family_alone_is_the_one_among_all() -> None:
+    assert {family: kernel(family) for family in kernels()} == kernels()
+    for file in ("base", "streaming", "attention", "../gemm", ""):  # files that are no family
+        with pytest.raises(UnknownName):
+            kernel(file)
+
+
+def test_a_family_with_a_file_of_its_name_reads_no_other() -> None:
+    read = "import sys; from tilecast.kernels.registry import kernel; kernel('gemm'); print('tilecast.kernels.moe' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True).stdout == "False\n"

@@ -86,3 +86,29 @@ def test_questions_on_known_columns_may_be_answered_beforehand() -> None:
     np.testing.assert_allclose(folded.predict(open_columns), whole, rtol=1e-12)
     for row in (0, 7, BLOCK):
         np.testing.assert_allclose(folded.predict(open_columns[row]), whole[row], rtol=1e-12)
+
+
+def test_two_shallow_trees_become_one_and_say_the_same() -> None:
+    # Seven trees of 3 questions and a deep one of 8: pairs of 6 questions, an odd one alone, and the tree of a sum's own that adds nothing.
+    rng = np.random.default_rng(10)
+    shallow, deep = (
+        Trees(
+            rng.integers(0, 4, (num_trees, depth)).astype(np.int32),
+            rng.normal(size=(num_trees, depth)).astype(np.float32),
+            rng.normal(size=(num_trees, 2**depth)).astype(np.float32),
+        )
+        for num_trees, depth in ((7, 3), (1, 8))
+    )
+    joined = forest([shallow, deep], 4, np.zeros(0, np.float32))
+    assert np.diff([*joined.first, len(joined.leaf)]).tolist() == [2**8, 2**4, 2**6, 2**6, 2**6]
+    numbers = rng.normal(size=(50, 4)).astype(np.float32)
+    walked = [
+        sum(
+            float(trees.leaf[t][sum(2**d for d, asked in enumerate(trees.feature[t]) if row[asked] > trees.threshold[t, d])])
+            for trees in (shallow, deep)
+            for t in range(len(trees.feature))
+        )
+        for row in numbers
+    ]
+    np.testing.assert_allclose(joined.predict(numbers), walked, rtol=1e-12)
+    np.testing.assert_allclose([joined.sums(row)[0] for row in numbers], walked, rtol=1e-12)

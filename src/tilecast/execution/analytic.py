@@ -4,14 +4,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import mul
 from typing import Any
 
 import numpy as np
 
 from tilecast.errors import SpecError
 from tilecast.execution.arithmetic import ceil, maximum, minimum, sqrt
-from tilecast.execution.clock import limited_fraction, sustained_fraction, tensor_width
+from tilecast.execution.clock import limited_fraction, stretch, tensor_width
 from tilecast.execution.fitted import Constants, constants
 from tilecast.execution.protocol import Protocol
 from tilecast.execution.tasks import Floats, Numbers, TaskSet
@@ -94,7 +93,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     if num_launches == 1:
         tasks = tasks.alone()
     num_launches = num_launches or 1
-    mean_tasks = tasks.num_tasks / gpu.num_sms
+    mean_tasks = tasks.num_tasks / rates.num_sms
     busiest = ceil(mean_tasks) if tasks.busiest_tasks is None else maximum(tasks.busiest_tasks, mean_tasks)
     rounds = tasks.rounds
     if rounds is None:
@@ -104,12 +103,12 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     work = _work_per_task(tasks, gpu, rates)
     boost_hz = gpu.boost_clock_hz
     busy = {name: busiest * (amount / (per_clock * boost_hz * rates.issued.get(name, 1.0))) for name, (amount, per_clock) in work.items()}
-    slowdown: Numbers = 1.0
+    stretched: Numbers = 1.0
     if rates.limited < 1.0 and rates.matrix_unit in busy and _used(tasks.matrix_flop):
-        slowdown = sustained_fraction(rates.limited, busy[rates.matrix_unit], using)
-        busy = {name: seconds / slowdown for name, seconds in busy.items()}
-    l2_per_s = (tasks.l2_bytes_per_clock_per_sm or l2_bytes_per_clock(gpu, using)) * boost_hz
-    dram_per_s: Numbers = gpu.dram_data_bytes_per_s * (tasks.dram_fraction or using.dram_fraction)
+        stretched = stretch(rates.limited, busy[rates.matrix_unit], using)
+        busy = {name: seconds * stretched for name, seconds in busy.items()}
+    l2_per_s = (tasks.l2_bytes_per_clock_per_sm or rates.l2_bytes_per_clock) * boost_hz
+    dram_per_s: Numbers = rates.dram_bytes_per_s * (tasks.dram_fraction or using.dram_fraction)
     if _used(tasks.l2_bytes):
         busy["l2"] = busiest * (tasks.l2_bytes / l2_per_s)
     else:  # few tasks cannot draw all of DRAM's bandwidth; where L2 traffic is counted per task it says so itself
@@ -117,7 +116,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     pipelines_s = smooth_maximum(list(busy.values()))
     busy["dram"] = tasks.dram_bytes / dram_per_s
 
-    exposed_s = busiest * (tasks.exposed_clocks / (boost_hz * slowdown)) if _used(tasks.exposed_clocks) else 0.0
+    exposed_s = busiest * (tasks.exposed_clocks * stretched / boost_hz) if _used(tasks.exposed_clocks) else 0.0
     memory_s = busy["dram"]
     if _used(tasks.operand_bytes):
         memory_s = maximum(memory_s, tasks.operand_bytes / (using.l2_over_dram * gpu.dram_data_bytes_per_s))
@@ -131,7 +130,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
         analytic_s = _soft_minimum(time_s, fastest_s, SHARPNESS)
 
     busy_chosen = {name: chosen(seconds) for name, seconds in busy.items()}
-    mean_chosen, busiest_chosen, clock_hz = chosen(mean_tasks), chosen(busiest), boost_hz * chosen(slowdown)
+    mean_chosen, busiest_chosen, clock_hz = chosen(mean_tasks), chosen(busiest), boost_hz / chosen(stretched)
     waves, tail_fraction = mean_chosen / chosen(tasks.resident), 1.0 - mean_chosen / busiest_chosen
 
     def analysis() -> Analysis:
@@ -279,16 +278,19 @@ def issue_fraction(gpu: GpuSpec, on_tensor: bool, using: Constants) -> float:
     )  # the constant is that of 4096 FLOP per clock, Hopper's width
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Rates:
     """What one GPU does with matrices of one dtype, whatever the launch."""
 
+    num_sms: float
     launch_s: float
     issued: Mapping[str, float]  # pipeline -> share of its clocks with useful work in them, where not all
     matrix_unit: str  # pipeline that multiplies matrices
     flop_per_clock: float
     highest_flop_per_s: float
     limited: float  # share of the boost clock that the power limit leaves for long
+    l2_bytes_per_clock: float  # per SM
+    dram_bytes_per_s: float
 
 
 @lru_cache(maxsize=512)
@@ -300,7 +302,17 @@ def _rates(gpu: GpuSpec, dtype: str, asked: Constants | None) -> _Rates:
     unit = "tensor" if on_tensor else "vector"
     flop_per_s = gpu.num_sms * flop_per_clock * gpu.boost_clock_hz * issued[unit]
     limited = limited_fraction(gpu, dtype, on_tensor, flop_per_s, using)
-    return _Rates(launch_s, issued, unit, flop_per_clock, gpu.highest_matrix_rate(dtype), limited)
+    return _Rates(
+        num_sms=float(gpu.num_sms),
+        launch_s=launch_s,
+        issued=issued,
+        matrix_unit=unit,
+        flop_per_clock=flop_per_clock,
+        highest_flop_per_s=gpu.highest_matrix_rate(dtype),
+        limited=limited,
+        l2_bytes_per_clock=l2_bytes_per_clock(gpu, using),
+        dram_bytes_per_s=gpu.dram_data_bytes_per_s,
+    )
 
 
 def _work_per_task(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> dict[str, tuple[Numbers, float]]:
@@ -335,19 +347,18 @@ def smooth_maximum(parts: list[Numbers]) -> Any:
     """
     if len(parts) < 2:
         return parts[0] if parts else 0.0
-    squares = [part * part for part in parts]
-    total = squares[0] * squares[0]
-    for square in squares[1:]:
-        total = total + square * square
+    total: Any = None
+    for part in parts:
+        square = part * part
+        total = square * square if total is None else total + square * square
     return sqrt(sqrt(total))
 
 
-def _soft_minimum(time_s: Floats, fastest_s: Numbers, sharpness: float) -> Numbers:
+def _soft_minimum(time_s: Floats, fastest_s: Numbers, sharpness: float) -> Any:
     """The average over variants, weighted towards the fastest."""
     rate = -sharpness / fastest_s
     weight = np.exp(time_s * (rate[:, None] if isinstance(rate, np.ndarray) else rate))
     if time_s.ndim == 1:  # few numbers: adding them up one by one costs a third
-        weights = weight.tolist()
-        return float(sum(map(mul, weights, time_s.tolist())) / sum(weights))
+        return float(weight.dot(time_s)) / sum(weight.tolist())
     average: Floats = np.vecdot(weight, time_s) / weight.sum(axis=-1)
     return average

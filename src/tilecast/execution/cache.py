@@ -1,6 +1,5 @@
 """Which bytes come from DRAM: a smooth account of what L2 still holds when the kernel asks for it."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from tilecast.execution.arithmetic import clip, maximum
@@ -34,15 +33,13 @@ def in_turn_fraction(working_set_bytes: Numbers, gpu: GpuSpec) -> Any:
     return clip((gone - working_set_bytes / kept_bytes(gpu)) / (gone - FULL), 0.0, 1.0)
 
 
-def from_dram(streams: Mapping[str, tuple[Numbers, bool]], gpu: GpuSpec, cache: str) -> Any:
-    """DRAM bytes of named operand streams, each (bytes, is a weight); activations and results may stay in L2 between launches."""
-    total = sum(size for size, _ in streams.values())
+def from_dram(weights: Numbers, others: Numbers, gpu: GpuSpec, cache: str) -> Any:
+    """DRAM bytes of operands that are `weights` or not: activations and results may stay in L2 between launches."""
+    total = weights + others
     if cache == "cold":
         return total
     if cache == "warm":
         return total * (1 - in_turn_fraction(total, gpu))
-    weights = sum(size for size, is_weight in streams.values() if is_weight)
-    others = total - weights
     return weights * (1 - in_turn_fraction(ROTATED_COPIES * weights + others, gpu)) + others * (1 - in_turn_fraction(total, gpu))
 
 

@@ -44,7 +44,7 @@ def limited_fraction(gpu: GpuSpec, dtype: str, on_tensor: bool, flop_per_s: floa
     return min(1.0, gpu.tdp_w / energy_j_per_flop(gpu, dtype, on_tensor, using) / flop_per_s)
 
 
-def sustained_fraction(limited: float, busy_s: Numbers, using: Constants) -> Numbers:
-    """Sustained over boost clock for work that keeps the chip busy for `busy_s`: boost for a burst, the limit when settled."""
-    burst_s = using.burst_s * limited
-    return (busy_s + burst_s) / (busy_s / limited + burst_s)
+def stretch(limited: float, busy_s: Numbers, using: Constants) -> Numbers:
+    """Boost over sustained clock for work that keeps the chip busy for `busy_s` at boost: 1 for a burst, 1 / limited when settled."""
+    burst_s, settled = using.burst_s * limited, 1.0 / limited
+    return settled - (settled - 1.0) * burst_s / (busy_s + burst_s)

@@ -4,6 +4,7 @@ Legend: L launches, G groups of equal tasks in a launch. No function here lists 
 """
 
 import heapq
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,9 +22,10 @@ def floor_sum(count: Any, step: Any, start: Any, divisor: Any) -> Floats:
     >>> float(floor_sum(4, 3, 1, 2))  # 1/2, 4/2, 7/2, 10/2
     10.0
     """
-    given = np.broadcast_arrays(count, step, start, divisor)
-    shape = given[0].shape
-    n, a, b, m = (float(values.item()) if values.size == 1 else values.astype(np.float64) for values in given)
+    given = [np.asarray(values, np.float64) for values in (count, step, start, divisor)]
+    shape = np.broadcast_shapes(*(values.shape for values in given))
+    is_lone = math.prod(shape) == 1
+    n, a, b, m = (values.item() if is_lone else np.broadcast_to(values, shape) for values in given)
     total, sign, live = 0.0 * n, 1.0, n > 0
     while np.any(live) if isinstance(live, np.ndarray) else live:
         quotient_a, quotient_b = floor(a / m), floor(b / m)

@@ -392,10 +392,12 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
     Peaks follow the SM count and their clock; the tensor clock follows the boost clock; the pin rate follows the bandwidth. What is
     overridden itself stays as given, and its per-clock rate follows instead.
     """
+    if not overrides:
+        return spec
     asked = {fact: number(_known_fact(spec, fact), raw) for fact, raw in overrides.items()}
     facts = spec.facts()
     if all(facts.get(fact) == value for fact, value in asked.items()):
-        return spec  # nothing asked, or nothing that is not so already
+        return spec  # it is so already
     plain: dict[str, Any] = {fact: value for fact, value in asked.items() if "." not in fact}
     changed = replace(spec, **plain)
     if "boost_clock_hz" in plain and "tensor_clock_hz" not in plain:

@@ -32,7 +32,7 @@ from tilecast.kernels.attention_loops import (
     resolved,
 )
 from tilecast.kernels.base import flag, sizes
-from tilecast.kernels.requests import Requests, checked_lengths, ragged, uniform
+from tilecast.kernels.requests import Requests, checked_lengths, over_requests, ragged, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
 MASK_FLOP = 24.0  # of a score whose key may lie before a window: positions, two comparisons, a choice, and the tile's own "is any left"
@@ -64,6 +64,8 @@ class Shape:
 
 def _windows(raw: Any) -> Floats:
     """(L, 1); None, an empty cell or nan means no window."""
+    if raw is None:
+        return np.full((1, 1), np.inf)
     values = np.atleast_1d(np.array([np.inf if value is None else value for value in np.atleast_1d(np.asarray(raw, dtype=object))]))
     try:
         floats = values.astype(np.float64)
@@ -77,9 +79,10 @@ def _windows(raw: Any) -> Floats:
 
 def cache_bytes_of(kv_dtype: Any, default: str) -> tuple[Floats, np.ndarray]:
     """Bytes of a cached element (L, 1) and the names of the dtypes (L,)."""
-    names = np.atleast_1d(np.asarray([default if name is None else name for name in np.atleast_1d(np.asarray(kv_dtype, dtype=object))]))
-    table = {str(name): quantisation(str(name)).activation.bytes for name in np.unique(names)}
-    return np.array([[table[str(name)]] for name in names]), names
+    given = [kv_dtype] if kv_dtype is None or isinstance(kv_dtype, str) else np.atleast_1d(np.asarray(kv_dtype, dtype=object))
+    names = [default if name is None else str(name) for name in given]
+    table = {name: quantisation(name).activation.bytes for name in sorted(set(names))}
+    return np.array([[table[name]] for name in names]), np.array(names)
 
 
 # ---- counting, in closed form ------------------------------------------------------------------------------------
@@ -141,8 +144,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         parts = np.minimum(ceil_div(longest, chunk), loop.most_splits)
     else:
         parts = np.minimum(longest, float(split))
-    num_tasks = np.sum(tasks_unsplit * parts, axis=-1, keepdims=True)
-    total_visits = np.sum(requests.count * visits * num_units, axis=-1, keepdims=True)
+    num_tasks = over_requests(tasks_unsplit * parts)
+    total_visits = requests.total(visits * num_units)
     busiest = least_makespan(
         tasks_unsplit * parts, np.floor(shortest / parts), requests.count * visits * num_units, ceil_div(longest, parts), gpu.num_sms
     )
@@ -160,17 +163,19 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     masked: Floats | float = 0.0  # tiles of a task whose scores are made for nothing
     if loop.masks_skipped and np.any(np.isfinite(shape.window)):
         _, all_visits, _, _ = visited_tiles(replace(shape, window=np.full((1, 1), np.inf)), loop, pack)
-        masked = np.sum(requests.count * (all_visits - visits) * num_units, axis=-1, keepdims=True) / num_tasks
+        masked = requests.total((all_visits - visits) * num_units) / num_tasks
     scores = (mean_visits + masked) * loop.tile_q * loop.tile_kv
     is_masked = np.isfinite(shape.window) & loop.masks_skipped
     mask_clocks = np.where(is_masked, scores * MASK_FLOP / gpu.vector_flop_per_clock_per_sm["fp32"], 0.0)
-    padded_dims = _padded_dim(shape.qk_dim, loop) + _padded_dim(shape.v_dim, loop) * mean_visits / (mean_visits + masked)
+    padded_qk = _padded_dim(shape.qk_dim, loop)
+    padded_v = padded_qk if shape.v_dim is shape.qk_dim else _padded_dim(shape.v_dim, loop)
+    padded_dims = padded_qk + padded_v * mean_visits / (mean_visits + masked)
     special = scores
     vector = scores * SOFTMAX_FLOP + 2.0 * mean_visits * loop.tile_q * shape.v_dim
     simt = np.where(loop.is_simt, scores * 2.0 * (shape.qk_dim + shape.v_dim) * SIMT_FLOP, 0.0)
     softmax_clocks = special / (gpu.special_per_clock_per_sm or 16.0) + vector / gpu.vector_flop_per_clock_per_sm["fp32"]
 
-    rows = requests.total(requests.q) * shape.num_heads / np.sum(tasks_unsplit, axis=-1, keepdims=True)  # of a tile, that are queries
+    rows = requests.total(requests.q) * shape.num_heads / over_requests(tasks_unsplit)  # of a tile, that are queries
     per_start = ceil_div(num_tasks, gpu.num_sms) / (busiest / mean_visits)  # whole tasks of the busiest SM, for what each does once
     edge_clocks = per_start * rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / using.edge_bytes_per_clock
 
@@ -188,9 +193,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     stop_clocks = np.where(loop.stops_to_widen, key_bytes / loop.copy_bytes_per_clock, 0.0)
     port_share = BULK_COPY_BYTES_PER_CLOCK / np.asarray(loop.copy_bytes_per_clock)  # bytes that the port could have moved meanwhile
     is_split = np.any(parts > 1, axis=-1, keepdims=True)
-    parts_bytes = np.sum(
-        np.where(parts > 1, tasks_unsplit * parts * np.minimum(requests.q * pack, loop.tile_q), 0.0), axis=-1, keepdims=True
-    )
+    parts_bytes = over_requests(np.where(parts > 1, tasks_unsplit * parts * np.minimum(requests.q * pack, loop.tile_q), 0.0))
     parts_bytes = parts_bytes * shape.v_dim * 8.0  # fp32, written and read again
     l2_per_s = gpu.num_sms * loop.copy_bytes_per_clock * gpu.boost_clock_hz
     helper_s, task_s = using.helper_clocks / gpu.boost_clock_hz, using.task_clocks / gpu.boost_clock_hz
@@ -223,10 +226,10 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
 
 
 def _padded_dim(dim: Floats, loop: Loop) -> Floats:
-    padded = ceil_div(dim, 16) * 16
-    for built in reversed(loop.built_dims):
-        padded = np.where(dim <= built, built, padded)
-    return np.asarray(padded)
+    """To the next width that the library is built for, or to whole instructions."""
+    built = np.array((*loop.built_dims, np.inf))
+    found = built.take(built.searchsorted(dim))
+    return np.where(np.isinf(found), ceil_div(dim, 16) * 16, found)
 
 
 def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
@@ -252,8 +255,7 @@ def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: Attenti
     q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(requests.kv) * shape.num_kv_heads
     operands = q_all * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) + kv_all * shape.kv_width * shape.kv_bytes
     passes = 4.0 * scores * max(2.0, shape.q_bytes)
-    streams = {"operands": (operands, False), "scores": (passes / 4.0, False)}
-    dram = from_dram(streams, gpu, protocol.cache)
+    dram = from_dram(0.0, operands + passes / 4.0, gpu, protocol.cache)
     spilled = np.maximum(dram - operands, 0.0) * 3.0  # the score matrix again, for each further pass, when L2 does not hold it
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
     kernel_s = constants().launch_cycles / gpu.boost_clock_hz + constants().drain_s

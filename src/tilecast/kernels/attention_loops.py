@@ -94,8 +94,10 @@ def resolved(identity: str | None, gpu: GpuSpec, known: Sequence[str] = IDENTITI
 
 def by_dim(head_dim: Floats, *bounds: tuple[float, float], otherwise: float) -> Floats:
     """The tile for the first bound that `head_dim` does not exceed."""
-    conditions, values = [head_dim <= bound for bound, _ in bounds], [np.full_like(head_dim, value) for _, value in bounds]
-    return np.select(conditions, values, otherwise)
+    tile = np.full_like(head_dim, otherwise)
+    for bound, value in reversed(bounds):
+        tile = np.where(head_dim <= bound, value, tile)
+    return tile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

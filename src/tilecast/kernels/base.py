@@ -10,7 +10,7 @@ from tilecast.execution import Protocol as Timing
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 
-LARGEST = 2.0**53  # above this a float64 no longer counts one by one
+LARGEST = 2**53  # above this a float64 no longer counts one by one
 
 
 class Kernel(Protocol):
@@ -57,10 +57,12 @@ def launch_sizes(*, at_least: int = 1, **named: Any) -> dict[str, Any]:
 
 def _plain(named: dict[str, Any], at_least: int) -> dict[str, float] | None:
     """The sizes as floats where each is one whole number in range; anything else is for `sizes` to take apart, or to refuse."""
-    for value in named.values():
-        if not (type(value) is int and at_least <= value <= LARGEST):
+    floats: dict[str, float] = {}
+    for name, value in named.items():
+        if type(value) is not int or not at_least <= value <= LARGEST:
             return None
-    return {name: float(value) for name, value in named.items()}
+        floats[name] = float(value)
+    return floats
 
 
 def flag(given: Any, name: str) -> Any:

@@ -53,17 +53,14 @@ class Conv2d:
             dtype=self.dtype,
         ).tasks(gpu, protocol)
         element = element_bytes(self.dtype)
-        operands = {
-            "image": (size["batch"] * size["in_channels"] * size["height"] * size["width"] * element, False),
-            "weights": (size["out_channels"] * window * element, True),
-            "result": (pixels * size["out_channels"] * element, False),
-        }
-        total = np.asarray(sum(each for each, _ in operands.values()))
+        image = size["batch"] * size["in_channels"] * size["height"] * size["width"] * element
+        weights, result = size["out_channels"] * window * element, pixels * size["out_channels"] * element
+        total = np.asarray(image + weights + result)
         return replace(
             product,
             least_flop=np.zeros_like(total),
             least_bytes=least_from_dram(total, gpu, protocol.cache),
-            dram_bytes=from_dram(operands, gpu, protocol.cache),
+            dram_bytes=from_dram(weights, image + result, gpu, protocol.cache),
         )
 
 

@@ -71,7 +71,6 @@ class Gemm:
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         size = launch_sizes(m=self.m, n=self.n, k=self.k, batch=self.batch)
         m, n, k, batch = size["m"], size["n"], size["k"], size["batch"]
-        held = quantisation(self.dtype)
         runs = _library(gpu, self.dtype, self.identity, self.tile, self.split, _any(batch > 1))
         num_tasks = output_tiles = ceil_div(m, runs.rows) * ceil_div(n, runs.columns) * batch
         split: Numbers = float(self.split or 1)
@@ -86,19 +85,19 @@ class Gemm:
             fixed_s = where(split > 1, fixed_s + runs.launch_s + split * sums_s, fixed_s)
         k_steps = ceil_div(k, split * runs.k_step)
 
-        a_bytes, b_bytes = batch * m * k * held.activation.bytes, batch * n * k * held.weight.bytes
-        out = max(2.0, min(4.0, held.activation.bytes))
-        c_bytes = batch * m * n * out + n * out * flag(self.bias, "bias")
-        streams = {"a": (a_bytes, False), "b": (b_bytes, True), "c": (c_bytes, False)}
+        a_bytes, b_bytes = batch * m * k * runs.activation_bytes, batch * n * k * runs.weight_bytes
+        c_bytes = (batch * m + flag(self.bias, "bias")) * n * runs.result_bytes
+        others_bytes = a_bytes + c_bytes
+        operand_bytes = b_bytes + others_bytes
         return TaskSet(
-            matrix_dtype=held.compute.name,
+            matrix_dtype=runs.matrix_dtype,
             num_tasks=num_tasks,
             least_flop=2.0 * batch * m * n * k,
-            least_bytes=least_from_dram(a_bytes + b_bytes + c_bytes, gpu, protocol.cache),
+            least_bytes=least_from_dram(operand_bytes, gpu, protocol.cache),
             matrix_flop=runs.flop_per_step * k_steps if runs.effort is None else runs.flop_per_step * k_steps * runs.effort_of(batch),
             l2_bytes=runs.bytes_per_step * k_steps,
-            dram_bytes=from_dram(streams, gpu, protocol.cache),
-            operand_bytes=a_bytes + b_bytes + c_bytes,
+            dram_bytes=from_dram(b_bytes, others_bytes, gpu, protocol.cache),
+            operand_bytes=operand_bytes,
             dram_fraction=runs.dram_fraction,
             hidden_s=where(batch > 1, 0.0, runs.hidden_s) if runs.hidden_s else 0.0,
             fixed_s=fixed_s,
@@ -135,6 +134,10 @@ class Library:
     flop_per_step: Floats  # of a tile, for one step along K
     bytes_per_step: Floats
     k_step: float
+    matrix_dtype: str
+    activation_bytes: float  # of an element
+    weight_bytes: float
+    result_bytes: float
     variants: tuple[str, ...]
     may_split: bool
     launch_s: float
@@ -171,6 +174,10 @@ def _library(gpu: GpuSpec, dtype: str, identity: str | None, tile: tuple[int, in
         flop_per_step=2.0 * rows * columns * k_step,
         bytes_per_step=(rows * held.activation.bytes + columns * held.weight.bytes) * k_step,
         k_step=float(k_step),
+        matrix_dtype=held.compute.name,
+        activation_bytes=held.activation.bytes,
+        weight_bytes=held.weight.bytes,
+        result_bytes=max(2.0, min(4.0, held.activation.bytes)),
         variants=tuple(f"{rows}x{columns}{kind}" for rows, columns, kind in every),
         may_split=may_split,
         launch_s=launch_seconds(gpu, using),

@@ -148,7 +148,7 @@ def problem_of(asked: Moe) -> Problem:
     gated = np.atleast_1d(flag(asked.gated, "gated")).reshape(-1)
     names = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep")
     longest = max(len(gated), *(len(text) for text in texts.values()), *(np.size(getattr(asked, name)) for name in CONFIGURATION))
-    size = sizes(**{name: getattr(asked, name) for name in names}, launches=np.ones(longest))
+    size = sizes(**{name: getattr(asked, name) for name in names}, launches=_ones(longest))
     _require(size["topk"] <= size["num_experts"], "topk = {topk} exceeds num_experts = {num_experts}", size)
     _require(size["num_experts"] % size["ep"] == 0, "num_experts = {num_experts} must be a multiple of ep = {ep}", size)
     _require(size["inter_size"] % size["tp"] == 0, "inter_size = {inter_size} must be a multiple of tp = {tp}", size)
@@ -168,6 +168,11 @@ def problem_of(asked: Moe) -> Problem:
         runs_w2=passes != "w13",
         gate=np.where(gated, 2.0, 1.0)[:, None],
     )
+
+
+def _ones(num_launches: int) -> Any:
+    """A size that makes the others as many; a plain number will do for one launch."""
+    return 1 if num_launches == 1 else np.ones(num_launches)
 
 
 def _texts(raw: Any, name: str) -> NDArray[np.str_]:
@@ -208,7 +213,7 @@ class Tile:
 
 def _tiles(asked: Moe, how: Implementation, gpu: GpuSpec, held: Quantisation, num_launches: int) -> Tile:
     given = {name: getattr(asked, name) for name in CONFIGURATION}
-    fixed = sizes(**{name: value for name, value in given.items() if value is not None}, launches=np.ones(num_launches))
+    fixed = sizes(**{name: value for name, value in given.items() if value is not None}, launches=_ones(num_launches))
     del fixed["launches"]
     rows, columns = fixed.get("block_m"), fixed.get("block_n")
     pairs = [(m, n) for m in (how.tile_rows if rows is None else (0,)) for n in (how.tile_columns if columns is None else (0,))]

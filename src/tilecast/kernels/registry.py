@@ -14,11 +14,23 @@ NOT_KERNELS = ("__init__", "base", "contract", "registry")
 @cache
 def kernels() -> dict[str, Any]:
     """Family -> the record class of its launch parameters."""
-    modules = (import_module(f"tilecast.kernels.{path.stem}") for path in sorted(FOLDER.glob("*.py")) if path.stem not in NOT_KERNELS)
-    return {kernel.family: kernel for module in modules for kernel in getattr(module, "KERNELS", ())}
+    return {family: record for file in _files() for family, record in _defined_in(file).items()}
 
 
+@cache
 def kernel(family: str) -> Any:
-    if family not in kernels():
+    """The record class of one family: of the file with its name where there is one, and no other need be read."""
+    defined = _defined_in(family) if family in _files() else {}
+    if family not in defined and family not in kernels():
         raise UnknownName.among("family", family, kernels())
-    return kernels()[family]
+    return defined.get(family) or kernels()[family]
+
+
+@cache
+def _files() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in NOT_KERNELS))
+
+
+@cache
+def _defined_in(file: str) -> dict[str, Any]:
+    return {record.family: record for record in getattr(import_module(f"tilecast.kernels.{file}"), "KERNELS", ())}

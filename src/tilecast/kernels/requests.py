@@ -26,7 +26,12 @@ class Requests:
 
     def total(self, values: Floats) -> Floats:
         """Summed over the requests of each launch: (L, 1)."""
-        return np.asarray(np.sum(self.count * values, axis=-1, keepdims=True))
+        return over_requests(self.count * values)
+
+
+def over_requests(values: Floats) -> Floats:
+    """The sum of each row, (L, 1); equal requests are one entry already."""
+    return values if values.shape[-1] == 1 else np.asarray(values.sum(axis=-1, keepdims=True))
 
 
 def uniform(batch: Any, q_len: Any, kv_len: Any, **others: Any) -> tuple[Requests, dict[str, Floats]]:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tilecast.errors import MissingData
 from tilecast.execution.arithmetic import clip, exp, maximum, minimum, where
+from tilecast.execution.tasks import Numbers
 from tilecast.hardware import GpuSpec
 from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
@@ -119,15 +120,16 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Range:
-    """Of each number in training: both ends, (2, F), and the width in the direction that leads out of it."""
+    """Both ends of each number in training, (2 F,), and the width in the direction that leads out there."""
 
-    edges: NDArray[np.float32]
+    feature: NDArray[np.int64]
+    edge: NDArray[np.float32]
     outwards: NDArray[np.float32]
 
     def beyond(self, numbers: NDArray[np.float32]) -> Any:
         """How far outside the worst feature lies, in widths of its range."""
-        outside = (numbers[..., None, :] - self.edges) / self.outwards
-        return maximum(outside.item(outside.argmax()) if numbers.ndim == 1 else outside.max(axis=(-2, -1)).astype(np.float64), 0.0)
+        outside = (numbers.take(self.feature, axis=-1) - self.edge) / self.outwards
+        return maximum(outside.item(outside.argmax()) if numbers.ndim == 1 else outside.max(axis=-1).astype(np.float64), 0.0)
 
 
 @lru_cache(maxsize=64)
@@ -136,7 +138,7 @@ def _range(correction: Correction) -> Range:
     varied = correction.high > correction.low
     edges = np.where(varied, [correction.low, correction.high], [[-np.inf], [np.inf]])
     width = np.where(varied, np.maximum(correction.high - correction.low, np.float32(1e-3)), 1.0)
-    return Range(edges.astype(np.float32), np.array([-width, width], np.float32))
+    return Range(np.tile(np.arange(len(varied)), 2), edges.astype(np.float32).ravel(), np.concatenate([-width, width], dtype=np.float32))
 
 
 @lru_cache(maxsize=1024)
@@ -199,7 +201,7 @@ def _forests(correction: Correction, names: Mapping[str, str], known: str | None
     num_open = len(correction.low)
     shared, local = (forest(parts, num_open, correction.flags(names)) for parts in ([correction.shared], own))
     here = together([shared, local, spread])
-    return here, together([shared.moved(num_open), local, spread]) if correction.as_timed else here
+    return here, here.moved(num_open, len(shared.feature)) if correction.as_timed else here
 
 
 def _spread(correction: Correction, names: Mapping[str, str], gpu: str | None) -> Forest:
@@ -215,6 +217,10 @@ class Corrected:
     log_ratio: NDArray[np.float64]
     width: NDArray[np.float64]
     basis: np.ndarray
+
+    def plain(self) -> tuple[Numbers, Numbers]:
+        """The ratio and the width; plain numbers of a lone launch."""
+        return (self.log_ratio.item(), self.width.item()) if len(self.basis) == 1 else (self.log_ratio, self.width)
 
 
 def kernel_key(names: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tilecast.execution import Priced, Protocol
 from tilecast.execution.analytic import PIPELINES
-from tilecast.execution.arithmetic import log2, maximum
+from tilecast.execution.arithmetic import argmax, log2, maximum
 from tilecast.execution.cache import cache_bytes
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
@@ -26,6 +26,7 @@ Matrix = NDArray[np.float32]
 # and trees would take the lab's habit for the shape's. What the state costs is in the analytic time.
 DESCRIBED_AS = Protocol("profiler", "cold")
 SMALLEST_SHARE = 1e-3
+PLAIN = (int, float)
 ALIGNMENTS = (8, 64, 256)
 # The sizes of each family whose magnitude and alignment may matter, largest effect first.
 SIZES = {
@@ -74,7 +75,7 @@ def number_names(family: str) -> list[str]:
 
 # Rows of a launch's account, and which of them a GPU's level is told apart by: shared memory and the bound are left out.
 PARTS = (*PIPELINES, "launch", "bound")
-GROUPED = np.array([PARTS.index(name) for name in ("tensor", "vector", "special", "l2", "dram", "launch")])
+GROUPED = tuple(PARTS.index(name) for name in ("tensor", "vector", "special", "l2", "dram", "launch"))
 GROUP_OF = np.array([GROUPS.index(name) for name in ("compute", "compute", "compute", "memory", "memory", "launch")])
 
 
@@ -93,19 +94,20 @@ def _described(kernel: Any, gpu: GpuSpec, found: Priced) -> tuple[Matrix, NDArra
     """(L, F) numbers, and what binds each launch."""
     time_s, busy = found.analytic_s, found.busy_s
     is_lone = not isinstance(time_s, np.ndarray)
-    parts_s = (*(busy.get(name, 0.0) for name in PIPELINES), found.launch_s, found.bound_s)
+    parts_s = [*[busy.get(name, 0.0) for name in PIPELINES], found.launch_s, found.bound_s]
     traffic = found.dram_bytes / cache_bytes(gpu)
-    ratios = np.array([*(part_s / time_s for part_s in parts_s), found.waves, time_s / found.launch_s, traffic])
-    logs = np.log(np.maximum(ratios, SMALLEST_SHARE))
+    shares = [part_s / time_s for part_s in parts_s]
+    binds = argmax([shares[part] for part in GROUPED])
+    group = GROUP_OF[binds : binds + 1] if is_lone else GROUP_OF.take(binds)
+    logs = np.log(np.maximum(np.array([*shares, found.waves, time_s / found.launch_s, traffic]), SMALLEST_SHARE))
     logs = logs.tolist() if is_lone else logs
     rows = [*logs[:9], found.tail_fraction, found.clock_hz / gpu.boost_clock_hz, *logs[9:]]
     if kernel.family in SIZES:
         sizes = _sizes(kernel, is_lone)
         counts = [maximum(size, 1.0) for size in sizes]
         logs = [log2(count) for count in counts]
-        rows += [*logs, *(size % step == 0 for size in sizes[:3] for step in ALIGNMENTS)]
+        rows += [*logs, *[size % step == 0 for size in sizes[:3] for step in ALIGNMENTS]]
         rows += relations(kernel.family, SIZES[kernel.family], counts, logs, gpu)
-    group = GROUP_OF.take(ratios.take(GROUPED, axis=0).argmax(axis=0)).reshape(-1)
     if is_lone:
         return np.array([rows], np.float32), group
     numbers = np.empty((len(rows), np.size(time_s)), np.float32)
@@ -151,7 +153,7 @@ def _sizes(kernel: Any, is_lone: bool) -> list[Any]:
         size = getattr(kernel, name)
         if size is None or (is_ragged and name == "batch"):
             size = _left_open(kernel, name)
-        if not isinstance(size, int | float):
+        if not isinstance(size, PLAIN):
             size = np.asarray(size, np.float64)
             size = size.item() if is_lone else size
         found.append(size)

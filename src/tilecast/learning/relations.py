@@ -37,33 +37,35 @@ def relation_names(family: str) -> list[str]:
 def relations(family: str, names: tuple[str, ...], counts: Sequence[Any], log2_sizes: Sequence[Any], gpu: GpuSpec) -> list[Any]:
     """R numbers or arrays (L,) from the sizes named by `names`, each at least one, and their logarithms."""
     found = []
-    for above, below in _products(family, names):
-        product = log2_sizes[above[0]]
-        for place in above[1:]:
+    for first, others, below in _products(family, names):
+        product = log2_sizes[first]
+        for place in others:
             product = product + log2_sizes[place]
         for place in below:
             product = product - log2_sizes[place]
         found.append(product)
     cuts, tiles = _tiles(family, names)
     pieces = [-(-counts[place] // size) for place, size in cuts]  # rounded up
-    for first, *others in tiles:
+    num_sms = float(gpu.num_sms)
+    for first, others in tiles:
         number = pieces[first]
         for cut in others:
             number = number * pieces[cut]
-        found.append(-(-number // gpu.num_sms) * gpu.num_sms / number)
+        found.append(-(-number // num_sms) * num_sms / number)
     return found
 
 
 @cache
-def _products(family: str, names: tuple[str, ...]) -> list[list[list[int]]]:
-    """Which sizes are multiplied, and by which these are divided."""
-    return [[[names.index(name) for name in side.split()] for side in text.partition("/")[::2]] for text in PRODUCTS[family]]
+def _products(family: str, names: tuple[str, ...]) -> list[tuple[int, list[int], list[int]]]:
+    """Which size is multiplied by which others, and by which these are divided."""
+    sides = [[[names.index(name) for name in side.split()] for side in text.partition("/")[::2]] for text in PRODUCTS[family]]
+    return [(first, others, below) for (first, *others), below in sides]
 
 
 @cache
-def _tiles(family: str, names: tuple[str, ...]) -> tuple[list[tuple[int, float]], list[list[int]]]:
-    """The different cuts, each of a size and into pieces of what length; and which of them make each tile."""
+def _tiles(family: str, names: tuple[str, ...]) -> tuple[list[tuple[int, float]], list[tuple[int, list[int]]]]:
+    """The different cuts, each of a size and into pieces of what length; and which of them make each tile: a first one, and others."""
     named, tiles = ROUNDS.get(family, ((), ()))
     made = [[(names.index(name), float(size)) for name, size in zip(named, tile, strict=True)] for tile in tiles]
     cuts = list(dict.fromkeys(cut for tile in made for cut in tile))
-    return cuts, [[cuts.index(cut) for cut in tile] for tile in made]
+    return cuts, [(cuts.index(first), [cuts.index(cut) for cut in others]) for first, *others in made]

@@ -6,7 +6,7 @@ Names and GPUs are columns too, the same for all launches of a call: a `Forest` 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -41,11 +41,9 @@ class Forest:
     feature: NDArray[np.int64]  # (Q,)
     threshold: NDArray[np.float32]  # (Q,)
     question: NDArray[np.int64]  # (T, DEEPEST), lowest bit first; what is beyond a tree's depth is a question that nobody passes
-    depth: NDArray[np.int64]  # (T,)
     first: NDArray[np.int64]  # (T,) of each tree's leaves
-    leaf: NDArray[np.float32]
-    begin: NDArray[np.int64]  # (S,) the first tree of each sum, deepest first; every sum has one
-    constant: NDArray[np.float64]  # (S,) what trees add that have no question left
+    leaf: NDArray[np.float64]  # wide enough to hold sums of two trees' as they are
+    begin: NDArray[np.int64]  # (S,) the first tree of each sum; every sum has one
 
     def predict(self, numbers: NDArray[np.float32]) -> NDArray[np.float64]:
         """The sum of every tree's leaf, for each row of (R, F), of a forest that makes one sum."""
@@ -57,31 +55,28 @@ class Forest:
             passed = numbers.take(self.feature) > self.threshold
             leaf_of = np.packbits(passed.take(self.question), bitorder="little")
             values = self.leaf.take(leaf_of + self.first)
-            return np.asarray(np.add.reduceat(values, self.begin, dtype=np.float64) + self.constant)
-        totals = np.repeat(self.constant[:, None], len(numbers), axis=1)
-        begin = self.begin.tolist()
+            return np.add.reduceat(values, self.begin)
+        totals = np.empty((len(self.begin), len(numbers)))
+        parts = [slice(*ends) for ends in pairwise((*self.begin.tolist(), None))]
         for start in range(0, len(numbers), BLOCK):
             columns = np.ascontiguousarray(numbers[start : start + BLOCK].T)  # a question reads one feature of many rows
-            answers = (columns[self.feature] > self.threshold[:, None]).view(np.uint8)
-            for total, trees in zip(totals, map(slice, begin, [*begin[1:], None]), strict=True):
-                reached = self._leaves(answers, trees) + self.first[trees, None]
-                total[start : start + BLOCK] += self.leaf.take(reached, mode="clip").sum(axis=0, dtype=np.float64)
+            answers = (columns.take(self.feature, axis=0) > self.threshold[:, None]).view(np.uint8)
+            values = self.leaf.take(self._leaves(answers) + self.first[:, None], mode="clip")
+            for total, trees in zip(totals, parts, strict=True):
+                values[trees].sum(axis=0, out=total[start : start + BLOCK])
         return totals
 
-    def _leaves(self, answers: NDArray[np.uint8], trees: slice) -> NDArray[np.uint8]:
-        """The number of the leaf that each row (Q, R) reaches in each of these trees: (T, R)."""
-        question, depth = self.question[trees], self.depth[trees]
-        leaf_of = np.zeros((len(question), answers.shape[1]), np.uint8)
-        for level in range(DEEPEST - 1, -1, -1):
-            asking = int(np.count_nonzero(depth > level))
-            some = leaf_of[:asking]
-            some += some  # the next bit; a shift by one
-            some |= answers.take(question[:asking, level], axis=0)
+    def _leaves(self, answers: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """The number of the leaf that each row (Q, R) reaches in each tree: (T, R)."""
+        leaf_of = np.zeros((len(self.question), answers.shape[1]), np.uint8)
+        for question in self.question.T[::-1]:
+            leaf_of += leaf_of  # the next bit; a shift by one
+            leaf_of |= answers.take(question, axis=0)
         return leaf_of
 
-    def moved(self, columns: int) -> "Forest":
-        """The same trees about features that lie that many columns further right."""
-        return replace(self, feature=self.feature + columns)
+    def moved(self, columns: int, num_questions: int) -> "Forest":
+        """The same trees, but the first questions are about features that lie that many columns further right."""
+        return replace(self, feature=self.feature + np.where(np.arange(len(self.feature)) < num_questions, columns, 0))
 
 
 def together(forests: Sequence[Forest]) -> Forest:
@@ -94,7 +89,7 @@ def together(forests: Sequence[Forest]) -> Forest:
         parts = [(getattr(each, name), start) for each, start in zip(forests, moved, strict=True)]
         return np.concatenate([values + start if start else values for values, start in parts])
 
-    places = {"question": "feature", "first": "leaf", "begin": "depth"}
+    places = {"question": "feature", "first": "leaf", "begin": "first"}
     return Forest(**{entry.name: joined(entry.name, places.get(entry.name)) for entry in fields(Forest)})
 
 
@@ -102,12 +97,13 @@ def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) ->
     """The sum of all trees of `parts`, with the columns from `num_open` on known beforehand: their questions are answered here, once."""
     folded = [_folded(trees, num_open, known) for trees in (*parts, NOTHING)]  # a sum has one tree at least
     feature, threshold = (np.concatenate([getattr(trees, name) for trees, _ in folded]) for name in ("feature", "threshold"))
-    leaf, depth = np.concatenate([trees.leaf for trees, _ in folded]), np.concatenate([depth for _, depth in folded])
-    constant = leaf[depth == 0, 0].sum(dtype=np.float64, keepdims=True)
-    deepest_first = np.argsort(-depth, kind="stable")[: np.count_nonzero(depth)]
-    feature, threshold, leaf, depth = (values[deepest_first] for values in (feature, threshold, leaf, depth))
+    leaf = np.concatenate([trees.leaf for trees, _ in folded]).astype(np.float64)
+    depth = np.concatenate([depth for _, depth in folded])
     nobody_passes = np.arange(DEEPEST) >= depth[:, None]
     codes = np.where(nobody_passes, -1, feature.astype(np.int64) << 32 | threshold.view(np.uint32))
+    constant = leaf[depth == 0, 0].sum()
+    codes, leaf, depth = _paired(*_deepest_first(codes, leaf, depth))
+    leaf[0] += constant  # what trees add that have no question left
     different, question = np.unique(codes, return_inverse=True)
     size = 1 << depth
     asked = different >= 0
@@ -115,12 +111,37 @@ def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) ->
         feature=np.where(asked, different >> 32, 0),
         threshold=np.where(asked, (different & 0xFFFFFFFF).astype(np.uint32).view(np.float32), np.inf).astype(np.float32),
         question=question.reshape(codes.shape),
-        depth=depth,
         first=np.cumsum(size) - size,
         leaf=leaf[np.arange(1 << DEEPEST) < size[:, None]],
         begin=np.zeros(1, np.int64),
-        constant=constant,
     )
+
+
+Asked = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]  # questions (T, DEEPEST), leaves (T, 2 ** DEEPEST), depths (T,)
+
+
+def _deepest_first(codes: NDArray[np.int64], leaf: NDArray[np.float64], depth: NDArray[np.int64]) -> Asked:
+    """Without those that have no question left."""
+    order = np.argsort(-depth, kind="stable")[: np.count_nonzero(depth)]
+    return codes[order], leaf[order], depth[order]
+
+
+def _paired(codes: NDArray[np.int64], leaf: NDArray[np.float64], depth: NDArray[np.int64]) -> Asked:
+    """Two trees as one, which fills more of its byte: each of the deepest with the shallowest that is left, where that has room."""
+    lengths, left = depth.tolist(), len(depth)
+    first: list[int] = []
+    for place, length in enumerate(lengths):
+        if place + 1 < left and length + lengths[left - 1] <= DEEPEST:
+            first.append(place)
+            left -= 1
+    second = len(depth) - 1 - np.arange(len(first))
+    own, levels = depth[first, None], np.arange(DEEPEST)
+    behind = np.take_along_axis(codes[second], np.maximum(levels - own, 0), axis=1)
+    paired = codes[:left].copy(), leaf[:left].copy(), depth[:left].copy()
+    paired[0][first] = np.where(levels < own, codes[first], behind)
+    paired[1][first] += np.take_along_axis(leaf[second], np.arange(1 << DEEPEST) >> own, axis=1)
+    paired[2][first] += depth[second]
+    return paired
 
 
 def _folded(trees: Trees, num_open: int, known: NDArray[np.float32]) -> tuple[Trees, NDArray[np.int64]]:

@@ -1,12 +1,12 @@
 """Predict one kernel, or a million launches of it: median, 80 % interval, bound, what binds, and the basis of the number."""
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from tilecast.markup import html_table
 if TYPE_CHECKING:
     from tilecast.learning.profiles import Profile
 
-LISTS = (np.ndarray, list)
+LISTS = frozenset((np.ndarray, list))
 BLOCK = 2048  # launches priced at once: their arrays stay in the processor's cache
 
 
@@ -97,7 +97,8 @@ def predict_kernel(
     if len(blocks) == 1:
         joined = _predict_part(run, spec, protocol, engine, learned, measured, corrections)
     else:
-        joined = _concatenated([_predict_part(block, spec, protocol, engine, learned, measured, corrections).settled() for block in blocks])
+        parts = [_predict_part(block, spec, protocol, engine, learned, measured, corrections).settled() for block in blocks]
+        joined = _Part(*map(_joined, zip(*parts, strict=True)))
     return KernelPrediction(
         kernel=kernel,
         gpu=spec,
@@ -121,8 +122,7 @@ def in_engine(kernel: Any, engine: str) -> Any:
     return replace(kernel, engine=engine) if getattr(kernel, "engine", engine) is None else kernel
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """One block of launches, predicted."""
 
     analysed: Once
@@ -151,8 +151,8 @@ def _predict_part(
         basis = np.full(np.size(median_s), "analytic")
     else:
         corrected = _corrected(correction, kernel, gpu, asked)
-        basis, is_lone = corrected.basis, len(corrected.basis) == 1
-        log_ratio, width = (each.item() if is_lone else each for each in (corrected.log_ratio, corrected.width))
+        basis = corrected.basis
+        log_ratio, width = corrected.plain()
         median_s = maximum(median_s * exp(log_ratio), bound_s)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
@@ -162,7 +162,7 @@ def _predict_part(
     factor = exp(width)
     low_s, high_s = maximum(median_s / factor, bound_s), median_s * factor
     if not isinstance(median_s, np.ndarray):
-        median_s, low_s, high_s = np.array([[median_s], [low_s], [high_s]])
+        median_s, low_s, high_s = np.array([median_s]), np.array([low_s]), np.array([high_s])
     return _Part(found.analysis, median_s, low_s, high_s, basis)
 
 
@@ -218,10 +218,10 @@ def _blocks(kernel: Any) -> list[Any]:
     """The kernel cut into runs of at most BLOCK launches."""
     names, read = _fields(kernel.__class__)
     values = read(kernel)
-    if not any(isinstance(value, LISTS) for value in values):
+    if LISTS.isdisjoint(map(type, values)):
         return [kernel]
     given = dict(zip(names, values, strict=True))
-    arrays = {name: value for name, value in given.items() if isinstance(value, LISTS) and len(value) > BLOCK and np.ndim(value) == 1}
+    arrays = {name: value for name, value in given.items() if type(value) in LISTS and len(value) > BLOCK and np.ndim(value) == 1}
     if not arrays:
         return [kernel]
     return [
@@ -237,23 +237,18 @@ def _fields(record: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ..
     return names, attrgetter(*names)
 
 
-def _concatenated(parts: list[Any]) -> Any:
-    """Records of arrays end to end, field by field; a pipeline that one part lacks is zero there."""
-    first = parts[0]
-    joined: dict[str, Any] = {}
-    for entry in fields(first):
-        values = [getattr(part, entry.name) for part in parts]
-        if isinstance(values[0], Mapping):
-            lengths = [len(next(iter(value.values()), ())) for value in values]
-            names = dict.fromkeys(name for value in values for name in value)
-            joined[entry.name] = {
-                name: np.concatenate([value.get(name, np.zeros(length)) for value, length in zip(values, lengths, strict=True)])
-                for name in names
-            }
-        elif isinstance(values[0], np.ndarray):
-            joined[entry.name] = np.concatenate(values)
-        elif isinstance(values[0], Once):
-            joined[entry.name] = Once(partial(_concatenated, [value() for value in values]))
-        else:
-            joined[entry.name] = _concatenated(values)
-    return type(first)(**joined)
+def _joined(values: Sequence[Any]) -> Any:
+    """Arrays end to end, and records of them field by field; a pipeline that one part lacks is zero there."""
+    first = values[0]
+    if isinstance(first, np.ndarray):
+        return np.concatenate(values)
+    if isinstance(first, Once):
+        return Once(partial(_joined, [value() for value in values]))
+    if isinstance(first, Mapping):
+        lengths = [len(next(iter(value.values()), ())) for value in values]
+        names = dict.fromkeys(name for value in values for name in value)
+        return {
+            name: np.concatenate([value.get(name, np.zeros(length)) for value, length in zip(values, lengths, strict=True)])
+            for name in names
+        }
+    return type(first)(**{entry.name: _joined([getattr(value, entry.name) for value in values]) for entry in fields(first)})
