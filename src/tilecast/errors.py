@@ -31,12 +31,12 @@ class UnknownName(InvalidInput):
     """A name that is not in a list, with the nearest ones that are."""
 
     @classmethod
-    def among(cls, what: str, name: str, known: Iterable[str]) -> "UnknownName":
+    def among(cls, what: str, name: object, known: Iterable[str]) -> "UnknownName":
         from difflib import get_close_matches  # 8 ms of import that only a mistake should cost
 
         known = sorted(known)
         folded = {entry.lower().replace("_", "-"): entry for entry in known}
-        asked = name.lower().replace("_", "-")
+        asked = name.lower().replace("_", "-") if isinstance(name, str) else ""
         inside = [entry for key, entry in folded.items() if asked and (asked in key or key in asked)]
         near = inside[:3] or [folded[key] for key in get_close_matches(asked, folded, n=3, cutoff=0.5)]
         few = ", ".join(known if len(known) <= MOST_LISTED else [*known[:MOST_LISTED], f"and {len(known) - MOST_LISTED} more"])

@@ -22,7 +22,7 @@ from tilecast.execution.analytic import SHARPNESS
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import above_zero, sizes
 
 IDENTITIES = ("nccl", "custom")
 LARGEST_CUSTOM = 8 * 2**20  # bytes: engines hand larger messages to NCCL
@@ -182,7 +182,8 @@ class _Collective(ABC):
             row = int(np.argmax(ranks % per_node != 0))
             raise InvalidInput(f"num_gpus = {int(ranks[row])} must be a multiple of the {int(per_node[row])} GPUs used in each node")
         num_nodes = ranks / per_node
-        network = self.network_bytes_per_s or node.network_bytes_per_s
+        asked_network = self.network_bytes_per_s
+        network = node.network_bytes_per_s if asked_network is None else above_zero(asked_network, "network_bytes_per_s")
         if (num_nodes > 1).any() and network is None:
             asked = f"num_gpus = {int(ranks.max())} needs several {node.id}"
             raise SpecError(f"{asked}; its network is not known; give network_bytes_per_s (step: --network)")
@@ -204,9 +205,7 @@ class _Collective(ABC):
         crossings = np.where((node.topology == "pcie") & (per_node > 2), 2.0, 1.0)
         fraction = using.link_fraction / crossings
         if self.link_bytes_per_s is not None:
-            if not self.link_bytes_per_s > 0:
-                raise InvalidInput(f"link_bytes_per_s = {self.link_bytes_per_s} must be above 0")
-            return np.full_like(per_node, self.link_bytes_per_s), fraction
+            return np.full_like(per_node, above_zero(self.link_bytes_per_s, "link_bytes_per_s")), fraction
         rate = np.full_like(per_node, node.link_bytes_per_s)
         if node.topology == "mesh":  # a link of its own to each peer: fewer peers, fewer links
             rate = np.minimum(rate, node.pair_bytes_per_s * np.maximum(per_node - 1.0, 1.0))
