@@ -9,26 +9,52 @@ import click
 import numpy as np
 
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
-from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
+from tilecast.cli.parameters import checked_engine
+from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError, UnknownName
 from tilecast.report import Report, versions
 
 ADDED = ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "bound_by", "basis")
 COMMON = ("family", "gpu", "dtype", "identity", "timer", "cache", "engine")
 FORMATS = (".csv", ".parquet")
+# Columns that are only carried over: what `tilecast data export` and `tilecast calibrate` know besides, and names of rows.
+OF_MEASUREMENTS = (
+    "engine_version", "kernel", "clock", "latency_s", "measured_s", "statistic", "num_repeats", "spread_s", "power_w", "source", "licence",
+    "origin", "origin_row", "set_aside", "attributes", "active_experts",
+)  # fmt: skip
+LABELS = ("", "id", "index", "row", "name", "label", "case", "tag", "note", "comment")
 
 
 @click.command(name="kernels")
 @click.argument("source", metavar="IN")
 @click.option("--out", "-o", "target", required=True, metavar="OUT", help="Where to write: .csv or .parquet.")
 @click.option("--keep-going", is_flag=True, help="Leave bad rows empty instead of stopping at the first.")
+@click.option("--carry", "carried", metavar="COLUMN", multiple=True, help="A column of your own to carry over unread (repeatable).")
 @profile_option
 @output_options
-def command(source: str, target: str, keep_going: bool, profile: str | None, **output: bool) -> None:
-    """Predict every row of IN: columns family, gpu, dtype, [identity, timer, cache, engine] and the parameters of the family."""
+def command(source: str, target: str, keep_going: bool, carried: tuple[str, ...], profile: str | None, **output: bool) -> None:
+    """Predict every row of IN: columns family, gpu, dtype, [identity, timer, cache, engine] and the parameters of the family.
+
+    Columns that are none of these are refused, but for labels (id, name, note, ...), what `tilecast data export` writes, and --carry.
+    """
     for path in (source, target):
         if Path(path).suffix not in FORMATS:
             raise InvalidInput(f"{path!r} must end in {' or '.join(FORMATS)}")
+    check_target(Path(target))
     columns = read(Path(source))
+    for name in carried:
+        if name not in columns:
+            raise InvalidInput(f"--carry {name}: {source} has no such column; it has {', '.join(columns)}")
+    check_columns(columns, carried)
+    more = f"{f', keep_going={keep_going}' if keep_going else ''}{f', profile={profile!r}' if profile else ''}"
+    python = (
+        "from pathlib import Path\nfrom tilecast.cli import kernels\n"
+        f"columns = kernels.read(Path({source!r}))\npredicted, bad = kernels.predict_rows(columns{more})\n"
+        f"kernels.write(Path({target!r}), columns | predicted)"
+    )
+    line = command_line("kernels", source, out=target, keep_going=keep_going, carry=carried, profile=profile)
+    if output["as_python"]:
+        emit(Report(answer="", python=python), **output)
+        return
     predicted, bad = predict_rows(columns, keep_going=keep_going, profile=profile)
     write(Path(target), columns | predicted)
     for row, reason in bad[:10]:
@@ -37,10 +63,32 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
     answer = f"Predicted {num_rows - len(bad):,} of {num_rows:,} rows into {target}{f', with the profile {profile}' if profile else ''}."
     payload = {"rows": num_rows, "predicted": num_rows - len(bad), "bad": len(bad), "path": target, "versions": versions()}
     payload |= {"profile": _told(profile)} if profile else {}
-    more = f", profile={profile!r}" if profile else ""
-    python = f"from pathlib import Path\nfrom tilecast.cli import kernels\nkernels.predict_rows(kernels.read(Path({source!r})){more})"
-    line = command_line("kernels", source, out=target, keep_going=keep_going, profile=profile)
     emit(Report(answer=answer, payload=payload, records=[payload], python=python, command=line), **output)
+
+
+def check_columns(columns: dict[str, list[Any]], carried: tuple[str, ...] = (), remedy: str = "--carry {} takes it over unread") -> None:
+    """Every column is a parameter of some family, or known to be none: a misspelt one would be a default in silence."""
+    from tilecast.kernels.registry import kernels
+
+    parameters = {entry.name for record in kernels().values() for entry in fields(record)}
+    known = {*COMMON, *ADDED, *OF_MEASUREMENTS, *LABELS, *parameters, *carried}
+    unknown = next((name for name in columns if name not in known), None)
+    if unknown is None:
+        return
+    families = sorted({str(family) for family in columns.get("family", []) if str(family) in kernels()})
+    own = [entry.name for family in families for entry in fields(kernels()[family])]
+    allowed = ", ".join(dict.fromkeys([*COMMON, *own]))
+    near = str(UnknownName.among("column", unknown, [*COMMON, *parameters])).partition("did you mean")
+    hint = f"did you mean{near[2]} " if near[1] else ""
+    raise InvalidInput(f"unknown column {unknown!r}: {hint}allowed here are {allowed}; {remedy.format(unknown)}")
+
+
+def check_target(path: Path) -> None:
+    """Refused before the work rather than after."""
+    if path.is_dir():
+        raise InvalidInput(f"--out {path} is a folder, not a file")
+    if not path.parent.is_dir():
+        raise InvalidInput(f"--out {path}: there is no folder {path.parent}")
 
 
 def predict_rows(
@@ -107,6 +155,8 @@ def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[s
         missing = str(problem).partition("argument")[2].lstrip("s: ").strip()
         raise InvalidInput(f"{first['family']} lacks {missing}") from None
     timing = {name: first[name] for name in ("timer", "cache", "engine") if first.get(name)}
+    if "engine" in timing:
+        checked_engine(timing["engine"])
     prediction = predict_kernel(built, first["gpu"], **timing, profile=profile)
     values = {name: getattr(prediction, name) for name in ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "basis")}
     values["bound_by"] = prediction.analysis.bound_by

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tilecast.dtypes import DTYPES, quantisation
-from tilecast.errors import InvalidInput
+from tilecast.errors import InvalidInput, shown
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import matrix_rate
 from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
@@ -31,7 +31,7 @@ from tilecast.kernels.attention_loops import (
     newest_sglang,
     resolved,
 )
-from tilecast.kernels.base import count, flag, shown, sizes
+from tilecast.kernels.base import count, flag, sizes
 from tilecast.kernels.requests import Requests, asked_lengths, checked_lengths, lengths, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP

@@ -7,14 +7,13 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from tilecast.dtypes import QUANTISATIONS
-from tilecast.errors import InvalidInput, UnknownName
+from tilecast.errors import InvalidInput, UnknownName, shown
 from tilecast.execution import Analysis, Once, Priced, TaskSet, price
 from tilecast.execution import Protocol as Timing
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 
 LARGEST = 2.0**53  # above this a float64 no longer counts one by one
-MOST_SHOWN = 60  # characters of what was given, in a complaint
 
 
 class Kernel(Protocol):
@@ -70,12 +69,6 @@ def _plain(named: dict[str, Any], at_least: int) -> dict[str, float] | None:
         if not (type(value) is int and at_least <= value <= LARGEST):
             return None
     return {name: float(value) for name, value in named.items()}
-
-
-def shown(value: object) -> str:
-    """What was given, cut where it would fill a page."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 def count(given: Any, name: str) -> int | None:

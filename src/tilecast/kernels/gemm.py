@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.dtypes import Quantisation, quantisation
-from tilecast.errors import InvalidInput, UnknownName
+from tilecast.errors import InvalidInput, UnknownName, shown
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import l2_bytes_per_clock, launch_seconds
 from tilecast.execution.arithmetic import maximum, where
@@ -20,7 +20,7 @@ from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
 from tilecast.execution.fitted import Constants
 from tilecast.execution.tasks import Floats, Numbers, ceil_div
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import count, flag, launch_sizes, shown
+from tilecast.kernels.base import count, flag, launch_sizes
 
 # Output tiles (rows, columns) that libraries ship. Tensor cores take 16 rows at the least; SIMT kernels tile for registers.
 TENSOR_TILES = ((16, 64), (16, 128), (32, 128), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))

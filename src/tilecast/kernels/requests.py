@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.errors import InvalidInput
+from tilecast.errors import InvalidInput, shown
 from tilecast.execution.tasks import Floats
-from tilecast.kernels.base import shown, sizes
+from tilecast.kernels.base import sizes
 
 EXAMPLE = ", such as [128, 4096]"
 NUMBERS = (int, float, np.integer, np.floating)
