@@ -106,7 +106,7 @@ def test_as_python_is_the_equivalent_call(capsys):
         (["--split", "0"], "split = 0 must be a whole number of at least 1"),
         (["--engine", "foo"], "unknown engine 'foo': known: framework, nccl, oneccl, pytorch, sglang, trtllm, vllm"),
         (["--engine", "vlm"], "unknown engine 'vlm': did you mean vllm?"),
-        (["--why", "--as-python"], "knows no --why"),
+        (["--why", "--as-python"], "--as-python has no call for --why: leave one or the other out"),
         (["--json", "--csv"], "--json, --csv and --as-python exclude one another"),
         (["--gpu", "h100-sxn"], "did you mean"),
     ],
@@ -445,3 +445,29 @@ class TestColumns:
     def test_two_outputs_are_refused_before_a_file_is_written(self, tmp_path, capsys) -> None:
         assert self.asked(tmp_path, "family,gpu,m,n,k", self.line, "--json", "--csv") == 2
         assert not (tmp_path / "out.csv").exists()
+
+    def test_a_column_may_not_stand_twice(self, tmp_path, capsys) -> None:
+        assert self.asked(tmp_path, "family,gpu,m,n,k,m", f"{self.line},4") == 2
+        assert "has the column 'm' twice" in capsys.readouterr().err
+
+    def test_a_number_for_a_name_is_said_as_it_stands(self, tmp_path, capsys) -> None:
+        assert self.asked(tmp_path, "family,gpu,m,n,k,dtype", f"{self.line},8") == 2
+        assert "row 1: unknown dtype 8: known: bf16" in capsys.readouterr().err
+
+    def test_what_holds_for_a_whole_launch_may_differ_by_row(self, tmp_path, capsys) -> None:
+        lines = f"{self.line},2,128x64\n{self.line},4,\n{self.line},,"
+        assert self.asked(tmp_path, "family,gpu,m,n,k,split,tile", lines) == 0
+        with (tmp_path / "out.csv").open() as file:
+            times = [float(row["median_s"]) for row in csv.DictReader(file)]
+        asked = (Gemm(m=512, n=4096, k=4096, split=2, tile=(128, 64)), Gemm(m=512, n=4096, k=4096, split=4), Gemm(m=512, n=4096, k=4096))
+        assert times == [float(predict_kernel(kernel, "h100-sxm").median_s[0]) for kernel in asked]
+
+    def test_links_of_collectives_may_differ_by_row(self, tmp_path) -> None:
+        header, lines = (
+            "family,gpu,bytes,num_gpus,link_bytes_per_s",
+            "\n".join(f"all_reduce,h100-sxm,1e9,8,{rate}" for rate in ("", "225GB/s", 1e11)),
+        )
+        assert self.asked(tmp_path, header, lines) == 0
+        with (tmp_path / "out.csv").open() as file:
+            usual, half, slow = (float(row["median_s"]) for row in csv.DictReader(file))
+        assert usual < half < slow

@@ -34,7 +34,7 @@ def median_s(kernel: Any, gpu: Any = "h100-sxm", **asked: Any) -> float:
         ("identity", 3, "identity = 3 of gemm must be a name"),
         ("identity", ["cublas"], "identity = .* must be a name"),
         ("tile", 3, r"tile = 3 must be two whole numbers, such as \(128, 64\)"),
-        ("tile", "128x64", "tile = '128x64' must be two whole numbers"),
+        ("tile", "128x64x2", "tile = '128x64x2' must be two whole numbers"),
         ("tile", (1.5, 2), "must be two whole numbers"),
         ("split", 0, "split = 0 must be a whole number of at least 1"),
         ("split", "2", "split = '2' must be a whole number"),

@@ -323,7 +323,7 @@ def test_a_cut_leaves_the_old_file_and_nothing_else(tilecast, tmp_path, monkeypa
 
 def test_as_python_refuses_files_and_writes_none(tilecast, tmp_path):
     shown = tilecast(*LINE, "--html", str(tmp_path / "x.html"), "--trace", str(tmp_path / "x.json"), "--as-python")
-    assert shown.code == 2 and "knows no --html or --trace: leave one of them out" in shown.err
+    assert shown.code == 2 and "has no call for --html and --trace" in shown.err
     assert list(tmp_path.iterdir()) == []
 
 

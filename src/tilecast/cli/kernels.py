@@ -8,13 +8,15 @@ from typing import Any
 import click
 import numpy as np
 
+from tilecast import units
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
-from tilecast.cli.parameters import checked_engine
+from tilecast.cli.parameters import RATES, TEXTS, checked_engine
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError, UnknownName
 from tilecast.report import Report, versions
 
 ADDED = ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "bound_by", "basis")
 COMMON = ("family", "gpu", "dtype", "identity", "timer", "cache", "engine")
+SINGLE = (*TEXTS, *RATES, "tile", "split")  # what a record has one of, for all its launches
 FORMATS = (".csv", ".parquet")
 # Columns that are only carried over: what `tilecast data export` and `tilecast calibrate` know besides, and names of rows.
 OF_MEASUREMENTS = (
@@ -124,7 +126,7 @@ def _told(profile: str) -> dict[str, Any]:
 def _groups(columns: dict[str, list[Any]], num_rows: int) -> dict[tuple[Any, ...], list[int]]:
     """Rows that differ only in whole-number sizes go through the model together."""
     texts = [name for name, values in columns.items() if any(isinstance(value, str | bool) for value in values)]
-    keys = list(dict.fromkeys([*(name for name in COMMON if name in columns), *texts]))
+    keys = list(dict.fromkeys([*(name for name in (*COMMON, *SINGLE) if name in columns), *texts]))
     empty = [name for name in columns if name not in keys]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for row in range(num_rows):
@@ -147,8 +149,8 @@ def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[s
     arguments: dict[str, Any] = {}
     for name, value in first.items():
         if name in known and value is not None:
-            is_text = isinstance(value, str | bool)
-            arguments[name] = value if is_text else np.array([columns[name][row] for row in rows])
+            is_one = name in SINGLE or isinstance(value, str | bool)
+            arguments[name] = _single(name, value) if is_one else np.array([columns[name][row] for row in rows])
     try:
         built = record(**arguments)
     except TypeError as problem:
@@ -164,6 +166,10 @@ def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[s
         spread = np.broadcast_to(array, len(rows)).tolist()
         for place, row in enumerate(rows):
             added[name][row] = spread[place]
+
+
+def _single(name: str, value: Any) -> Any:
+    return units.parse(name, value) if name in RATES and isinstance(value, str) else value
 
 
 # ---- files -------------------------------------------------------------------------------------------------------
@@ -192,7 +198,10 @@ def read(path: Path) -> dict[str, list[Any]]:
         ragged = next((place for place, line in enumerate(lines) if len(line) != len(header)), None)
         if ragged is not None:
             raise InvalidInput(f"{path}, row {ragged + 1} has {len(lines[ragged])} cells, the header {len(header)}")
-        columns = {name.strip(): [_value(line[place]) for line in lines] for place, name in enumerate(header)}
+        names = [name.strip() for name in header]
+        if twice := next((name for name in names if name and names.count(name) > 1), None):
+            raise InvalidInput(f"{path} has the column {twice!r} twice")
+        columns = {name: [_value(line[place]) for line in lines] for place, name in enumerate(names)}
     if not columns or not next(iter(columns.values())):
         raise InvalidInput(f"{path} has no rows")
     return columns

@@ -59,7 +59,7 @@ def emit(report: Report, *, as_json: bool, as_csv: bool, as_python: bool) -> Non
 def refuse_as_python(**asked: object) -> None:
     """Options that no single Python call stands for: refused with --as-python rather than dropped."""
     if names := [f"--{name.replace('_', '-')}" for name, value in asked.items() if value]:
-        raise InvalidInput(f"--as-python prints a call that predicts and knows no {' or '.join(names)}: leave one of them out")
+        raise InvalidInput(f"--as-python has no call for {' and '.join(names)}: leave one or the other out")
 
 
 def overrides_from(assignments: tuple[str, ...], flag: str = "--set", example: str = "num_sms=144") -> dict[str, str]:

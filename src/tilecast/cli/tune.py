@@ -82,6 +82,9 @@ def moe(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str |
 @search_options
 def gemm(n: int, k: int, **asked: Any) -> None:
     """A block-scaled FP8 GEMM."""
+    for name, size in (("n", n), ("k", k)):
+        if size < 1:
+            raise InvalidInput(f"--{name} {size} must be a whole number of at least 1")
     _run(gemm_layer(n, k), asked, command_line("tune", "gemm", n=n, k=k, **_shown(asked)))
 
 

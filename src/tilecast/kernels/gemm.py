@@ -64,7 +64,7 @@ class Gemm:
     bias: Any = False
     dtype: str = "bf16"
     identity: str | None = None
-    tile: tuple[int, int] | None = None  # fix the tile instead of choosing
+    tile: tuple[int, int] | str | None = None  # fix the tile instead of choosing
     split: int | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
@@ -106,8 +106,10 @@ class Gemm:
         if self.tile is None:
             return None
         given: Any = self.tile
+        if isinstance(given, str) and all(side.isdigit() for side in given.lower().split("x")):
+            given = [int(side) for side in given.lower().split("x")]
         if not isinstance(given, tuple | list) or len(given) != 2 or not all(isinstance(side, int | np.integer) for side in given):
-            raise InvalidInput(f"tile = {shown(given)} must be two whole numbers, such as (128, 64)")
+            raise InvalidInput(f"tile = {shown(self.tile)} must be two whole numbers, such as (128, 64) or '128x64'")
         return int(given[0]), int(given[1])
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
