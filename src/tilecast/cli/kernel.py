@@ -10,7 +10,6 @@ import click
 import numpy as np
 
 from tilecast import hardware, units
-from tilecast.cli.ceiling import ceiling_part, ceiling_python, seconds_from
 from tilecast.cli.files import target
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, refuse_as_python, say
 from tilecast.cli.parameters import FLAGS, HELP, LISTS, RATES, TEXTS, check_lengths, check_missing, checked_engine, option, parsed
@@ -115,7 +114,6 @@ def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]
     explaining = [name for name in ("explain", "why", "ceiling") if asked[name]]
     if asked["sweep"] and explaining:
         raise InvalidInput(f"--{explaining[0]} is of one launch: leave --sweep {asked['sweep']} out")
-    measured_s = seconds_from(asked["measured"]) if asked["measured"] else None
 
     def predicted(facts: dict[str, Any] | None = None, **changes: Any) -> KernelPrediction:
         return predict_kernel(
@@ -148,6 +146,9 @@ def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]
             payload["why_choices"] = choices
             grids.append(_choice_grid(choices))
     if asked["ceiling"]:
+        from tilecast.cli.ceiling import ceiling_part, ceiling_python, seconds_from
+
+        measured_s = seconds_from(asked["measured"]) if asked["measured"] else None
         tables, facts = ceiling_part(prediction, measured_s)
         grids, payload = [*grids, *tables], payload | facts
         python = ceiling_python(python, measured_s)
