@@ -27,7 +27,8 @@ def median_s(kernel: Any, gpu: Any = "h100-sxm", **asked: Any) -> float:
     [
         ("m", [], r"m = \[\] must hold at least one whole number"),
         ("m", [1, [2]], r"m = \[1, \[2\]\] must be a whole number, or a list of them"),
-        ("m", 10**400, r"m = 10{59}\.\.\. must be a whole number"),
+        ("m", 10**400, r"m = 10{59}\.\.\. must be a whole number of at most 9,007,199,254,740,992"),
+        ("m", 2**60, "m = 1152921504606846976 must be a whole number of at most 9,007,199,254,740,992"),
         ("dtype", 3, "unknown dtype 3: known: bf16"),
         ("dtype", None, "unknown dtype None: known: bf16"),
         ("dtype", ["bf16"], r"unknown dtype \['bf16'\]: known"),

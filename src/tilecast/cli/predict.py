@@ -11,7 +11,7 @@ from tilecast.cli.ranges import is_comparison, numbers
 from tilecast.engines.predict import Part, Prediction, predict
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
-from tilecast.workloads.requests import read_requests
+from tilecast.workloads.requests import read_requests, unused_columns
 
 if TYPE_CHECKING:
     from tilecast.diagnosis.what_if import Why
@@ -69,6 +69,8 @@ def command(
         refuse_as_python(html=html_path, trace=trace_path)
     page, timeline = target("--html", html_path, (".html", ".htm")), target("--trace", trace_path, (".json",))
     requests = read_requests(requests_path) if requests_path else None
+    if requests_path and (unused := unused_columns(requests_path)):
+        say(f"{requests_path}: not used: {', '.join(unused)}; a request is its input_tokens and output_tokens")
     overrides = overrides_from(assignments)
     line = command_line(
         "predict", model, gpu=gpu, **_said(given), requests=requests_path, concurrency=concurrency, engine_set=engine_assignments,

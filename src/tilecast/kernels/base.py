@@ -40,7 +40,8 @@ def sizes(*, at_least: int = 1, **named: Any) -> dict[str, Floats]:
         except ValueError:  # lists of different lengths inside a list
             values = np.empty(0, dtype=object)
         if values.dtype == bool or values.dtype.kind not in "iuf" or values.ndim != 1:
-            raise InvalidInput(f"{name} = {shown(raw)} must be a whole number, or a list of them")
+            limit = f" of at most {LARGEST:,.0f}" if type(raw) is int else ""  # beyond 64 bits
+            raise InvalidInput(f"{name} = {shown(raw)} must be a whole number{limit}, or a list of them")
         if not len(values):
             raise InvalidInput(f"{name} = {shown(raw)} must hold at least one whole number")
         floats = values.astype(np.float64)
@@ -48,7 +49,8 @@ def sizes(*, at_least: int = 1, **named: Any) -> dict[str, Floats]:
         if bad.any():
             row = int(np.argmax(bad))
             where = f" (launch {row})" if len(values) > 1 else ""
-            raise InvalidInput(f"{name} = {values[row]}{where} must be a whole number of at least {at_least}")
+            limit = f"at most {LARGEST:,.0f}" if floats[row] > LARGEST else f"at least {at_least}"
+            raise InvalidInput(f"{name} = {values[row]}{where} must be a whole number of {limit}")
         columns[name] = floats[:, None]
     lengths = {len(values) for values in columns.values()} - {1}
     if len(lengths) > 1:
