@@ -60,12 +60,12 @@ QUANTISATIONS = {
 
 
 def dtype(name: str) -> DType:
-    if name not in DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise UnknownName.among("dtype", name, DTYPES)
     return DTYPES[name]
 
 
 def quantisation(name: str) -> Quantisation:
-    if name not in QUANTISATIONS:
+    if not isinstance(name, str) or name not in QUANTISATIONS:
         raise UnknownName.among("dtype", name, QUANTISATIONS)
     return QUANTISATIONS[name]

@@ -15,6 +15,13 @@ Anything else that escapes is a bug.
 from collections.abc import Iterable
 
 MOST_LISTED = 12
+MOST_SHOWN = 60  # characters of what was given
+
+
+def shown(value: object) -> str:
+    """What was given, on one line, cut where it would fill a page."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
 class TilecastError(Exception):
@@ -31,17 +38,17 @@ class UnknownName(InvalidInput):
     """A name that is not in a list, with the nearest ones that are."""
 
     @classmethod
-    def among(cls, what: str, name: str, known: Iterable[str]) -> "UnknownName":
+    def among(cls, what: str, name: object, known: Iterable[str]) -> "UnknownName":
         from difflib import get_close_matches  # 8 ms of import that only a mistake should cost
 
         known = sorted(known)
         folded = {entry.lower().replace("_", "-"): entry for entry in known}
-        asked = name.lower().replace("_", "-")
-        inside = [entry for key, entry in folded.items() if asked and (asked in key or key in asked)]
+        asked = name.lower().replace("_", "-") if isinstance(name, str) else ""
+        inside = [entry for key, entry in folded.items() if asked and (asked in key or (len(key) > 2 and key in asked))]
         near = inside[:3] or [folded[key] for key in get_close_matches(asked, folded, n=3, cutoff=0.5)]
         few = ", ".join(known if len(known) <= MOST_LISTED else [*known[:MOST_LISTED], f"and {len(known) - MOST_LISTED} more"])
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {few}"
-        return cls(f"unknown {what} {name!r}: {hint}")
+        return cls(f"unknown {what} {repr(name) if isinstance(name, str) else shown(name)}: {hint}")
 
 
 class SpecError(InvalidInput): ...

@@ -137,6 +137,29 @@ def test_rows_and_a_run_together(tilecast: Tilecast, tmp_path: Path):
     assert predict(**BATCH, profile=target).prefill_s.median > predict(**BATCH).prefill_s.median
 
 
+def test_as_python_makes_the_same_profile_and_the_command_writes_none(tilecast: Tilecast, tmp_path: Path):
+    (tmp_path / "run.json").write_text(json.dumps(run_of(1.2, 1.1)))
+    rows, target = written(tmp_path / "rows.csv", [row(64)]), tmp_path / "p.json"
+    asked = ("calibrate", rows, "--run", str(tmp_path / "run.json"), "--gpu", GPU, "-o", str(target))
+    assert tilecast(*asked).code == 0
+    wanted = target.read_text()
+    target.unlink()
+    code = tilecast(*asked, "--as-python").out
+    assert not target.exists()
+    exec(code, {})
+    assert target.read_text() == wanted
+
+
+def test_as_python_of_a_plan_writes_the_same_script(tilecast: Tilecast, tmp_path: Path):
+    target = tmp_path / "measure.py"
+    code = tilecast("calibrate", "--plan", "3", "--gpu", GPU, "-o", str(target), "--as-python").out
+    assert not target.exists()
+    exec(code, {})
+    wanted = target.read_text()
+    assert tilecast("calibrate", "--plan", "3", "--gpu", GPU, "-o", str(target)).code == 0
+    assert target.read_text() == wanted
+
+
 # ---- the plan ----------------------------------------------------------------------------------------------------
 
 
@@ -200,10 +223,12 @@ def test_the_script_is_self_contained():
         ({"family": "all_reduce"}, "row 2: all_reduce is a matter of links"),
         ({"dtype": "fp4"}, "row 2:"),
         ({"gpu": "h100x"}, "unknown GPU 'h100x'"),
+        ({"engine": "foo"}, "unknown engine 'foo': known: framework"),
+        ({"bach": 4}, "unknown column 'bach': did you mean batch"),
     ],
 )
 def test_a_bad_row_is_named_and_nothing_is_written(tilecast: Tilecast, tmp_path: Path, changed: dict[str, Any], words: str):
-    rows = written(tmp_path / "rows.csv", [row(1), row(512) | changed])
+    rows = written(tmp_path / "rows.csv", [dict.fromkeys(changed, "") | row(1), row(512) | changed])
     result = tilecast("calibrate", rows, "--gpu", GPU, "-o", str(tmp_path / "p.json"))
     assert result.code == 2 and words in result.err and result.err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv"]

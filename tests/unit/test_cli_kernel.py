@@ -2,14 +2,19 @@
 
 import csv
 import json
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
 from tilecast import predict_kernel
+from tilecast.cli.kernels import check_columns
 from tilecast.cli.main import run
+from tilecast.cli.parameters import HELP
 from tilecast.errors import InvalidInput, UnknownName
 from tilecast.kernels.base import flag
 from tilecast.kernels.gemm import Gemm
+from tilecast.kernels.registry import kernels
 
 GEMM = ["kernel", "gemm", "--gpu", "h100-sxm", "--m", "512", "--n", "4096", "--k", "4096"]
 
@@ -90,7 +95,19 @@ def test_as_python_is_the_equivalent_call(capsys):
         (["--timer", "stopwatch"], "timer = 'stopwatch' must be one of"),
         (["--cache", "hot"], "cache = 'hot' must be one of"),
         (["--sweep", "m=8:1:x2"], "--sweep 'm=8:1:x2' must read"),
-        (["--sweep", "z=1:8:x2"], "has no parameter 'z'"),
+        (["--sweep", "z=1:8:x2"], "gemm has no parameter 'z'; its sizes are m, n, k, batch"),
+        (["--sweep", "dtype=1:8:x2"], "dtype is no size of gemm; its sizes are m, n, k, batch"),
+        (["--sweep", "m=1:8:x2", "--why"], "--why is of one launch: leave --sweep"),
+        (["--plot", "x.png"], "--plot x.png draws a sweep: give --sweep too"),
+        (["--sweep", "m=1:8:x2", "--plot", "x.gif"], "--plot x.gif must end in .png"),
+        (["--sweep", "m=1:8:x2", "--plot", "no/folder/x.png"], "there is no folder no/folder"),
+        (["--m", "[1,2]"], "--m '[1,2]' must be a whole number; for several give --sweep m=FROM:TO:STEP"),
+        (["--bias", "yes"], "--bias 'yes' must be true or false"),
+        (["--split", "0"], "split = 0 must be a whole number of at least 1"),
+        (["--engine", "foo"], "unknown engine 'foo': known: framework, nccl, oneccl, pytorch, sglang, trtllm, vllm"),
+        (["--engine", "vlm"], "unknown engine 'vlm': did you mean vllm?"),
+        (["--why", "--as-python"], "--as-python has no call for --why: leave one or the other out"),
+        (["--json", "--csv"], "--json, --csv and --as-python exclude one another"),
         (["--gpu", "h100-sxn"], "did you mean"),
     ],
 )
@@ -233,3 +250,219 @@ def test_occupancy_says_how_many_tasks_an_sm_holds(capsys) -> None:
     assert run(["kernel", "attention_prefill", "--gpu", "l40s", "--q-len", "2048", "--num-heads", "8", "--identity", "fa2"]) == 0
     row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("occupancy"))
     assert row.split()[1] == "1"  # paged, on a part with little shared memory
+
+
+# ---- collectives ---------------------------------------------------------------------------------------------------
+
+
+def why_of(capsys, size: str, num_gpus: str = "8") -> tuple[dict, dict]:
+    assert run(["kernel", "all_reduce", "--gpu", "h100-sxm", "--bytes", size, "--num-gpus", num_gpus, "--why", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    return answer, {lever["fact"]: lever for lever in answer["why"]}
+
+
+def test_a_long_message_is_bound_by_the_link_and_a_short_one_by_latency(capsys) -> None:
+    long, levers = why_of(capsys, "256e6")
+    assert long["bound_by"] == "link"
+    # of 10 % more link the switch takes 338 / (0.732 x 450) - 1 = 2.6 %
+    assert levers["link_bytes_per_s"]["saved_fraction"] == pytest.approx(0.024, abs=2e-3)
+    assert levers["latency_factor"]["saved_fraction"] < 0.01
+    # 16 MB on 8 GPUs, with the constants of collectives.toml: (1 + 1/8 + 0.287/8) x 16 MB at 0.732 x 450 GB/s is 56 us on the link;
+    # two starts of 8.5 us and nine hops of 1.2 us are 28 us
+    middle, _ = why_of(capsys, "16000000")
+    assert middle["bound_by"] == "link"
+    short, levers = why_of(capsys, "1024")
+    assert short["bound_by"] == "launch"
+    assert levers["latency_factor"]["saved_fraction"] == pytest.approx(1 - 1 / 1.1, abs=1e-3)
+    assert levers["link_bytes_per_s"]["saved_fraction"] < 1e-3
+    assert levers["latency_factor"]["needed_factor"] == pytest.approx(1.2, rel=0.01)
+
+
+def test_the_network_is_a_lever_beyond_one_node_alone(capsys) -> None:
+    assert "network_bytes_per_s" not in why_of(capsys, "1e9")[1]
+    assert "network_bytes_per_s" in why_of(capsys, "1e9", "16")[1]
+
+
+def test_what_binds_a_collective_is_said_in_words(capsys) -> None:
+    assert run(["kernel", "all_reduce", "--gpu", "h100-sxm", "--bytes", "1024", "--num-gpus", "8", "--why"]) == 0
+    out = capsys.readouterr().out
+    assert "bound by its start and hops, not by bytes" in out and "link bandwidth" in out and "latency, shorter" in out
+
+
+def test_links_take_units(capsys) -> None:
+    asked = ["kernel", "all_reduce", "--gpu", "h100-sxm", "--bytes", "1e9", "--num-gpus", "8", "--json"]
+    run(asked)
+    usual = json.loads(capsys.readouterr().out)["median_s"]
+    assert run([*asked, "--link-bytes-per-s", "225GB/s"]) == 0
+    assert json.loads(capsys.readouterr().out)["median_s"] > 1.7 * usual
+    assert run([*asked, "--link-bytes-per-s", "225GHz"]) == 2
+    assert "unknown unit 'GHz'" in capsys.readouterr().err
+
+
+# ---- lengths of requests -------------------------------------------------------------------------------------------
+
+DECODE = ["kernel", "attention_decode", "--gpu", "h100-sxm", "--num-heads", "32", "--num-kv-heads", "8"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "kv_len is missing"),
+        (["--kv-lens", "[1,2,x]"], "--kv-lens '[1,2,x]' must be whole numbers of at least 1, such as [128,4096] or 128,4096"),
+        (["--kv-lens", "[1,2"], "--kv-lens '[1,2' must be whole numbers"),
+        (["--kv-lens", "[]"], "--kv-lens '[]' must be whole numbers"),
+        (["--kv-lens", "0,3"], "--kv-lens '0,3' must be whole numbers of at least 1"),
+        (["--kv-lens", "5,6", "--batch", "3"], "--kv-lens names 2 requests, --batch 3: leave --batch out"),
+        (["--kv-lens", "5,6", "--kv-len", "7"], "--kv-len and --kv-lens say the same"),
+        (["--q-lens", "1,1"], "kv_lens is missing"),
+        (["--q-lens", "1", "--kv-lens", "5,6"], "q_lens names 1 requests, kv_lens 2"),
+    ],
+)
+def test_lengths_are_asked_for_and_checked(capsys, arguments, complaint) -> None:
+    assert run([*DECODE, *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert complaint in err and err.count("\n") == 1 and out == ""
+
+
+def test_a_list_may_go_without_brackets(capsys) -> None:
+    answers = []
+    for text in ("100,5000", "[100, 5000]"):
+        assert run([*DECODE, "--kv-lens", text, "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["median_s"])
+    assert answers[0] == answers[1]
+
+
+def test_help_says_what_parameters_mean(capsys) -> None:
+    assert run([*DECODE[:2], "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "None" not in text and "as a list such as [128,4096] or 128,4096" in text and "Query heads. [required]" in text
+
+
+def test_every_parameter_of_every_family_has_a_help() -> None:
+    known = {entry.name for record in kernels().values() for entry in fields(record)} - {"engine"}
+    assert known == set(HELP)
+
+
+# ---- engine and Python ---------------------------------------------------------------------------------------------
+
+
+def test_an_engine_means_the_same_on_the_line_and_in_a_file(tmp_path, capsys) -> None:
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text("family,gpu,engine,batch,kv_len,num_heads,num_kv_heads\nattention_decode,h100-sxm,vllm,4,4096,32,8\n")
+    assert run(["kernels", str(source), "--out", str(target)]) == 0
+    capsys.readouterr()
+    with target.open() as file:
+        in_file = float(next(csv.DictReader(file))["median_s"])
+    assert run([*DECODE, "--batch", "4", "--kv-len", "4096", "--engine", "vllm", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["median_s"] == in_file and answer["inputs"]["engine"] == "vllm"
+    assert run([*DECODE, "--batch", "4", "--kv-len", "4096", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["median_s"] != in_file
+
+
+def made_by(code: str) -> object:
+    *before, last = code.strip().splitlines()
+    scope: dict = {}
+    exec("\n".join([*before, f"result = {last}"]), scope)
+    return scope["result"]
+
+
+def test_a_sweep_needs_no_value_of_what_it_sweeps_and_as_python_sweeps_too(capsys) -> None:
+    asked = ["kernel", "gemm", "--gpu", "h100-sxm", "--n", "4096", "--k", "4096", "--sweep", "m=1:64:x4"]
+    assert run([*asked, "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [point["m"] for point in points] == [1, 4, 16, 64]
+    assert run([*asked, "--as-python"]) == 0
+    made: Any = made_by(capsys.readouterr().out)
+    assert made.median_s.tolist() == [point["median_s"] for point in points]
+
+
+def test_as_python_has_the_ceiling_the_engine_and_what_was_set(capsys) -> None:
+    asked = [*GEMM, "--engine", "vllm", "--set", "num_sms=120", "--ceiling", "--measured", "293us"]
+    assert run([*asked, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert run([*asked, "--as-python"]) == 0
+    reached, parts = made_by(capsys.readouterr().out)  # type: ignore[misc]
+    assert float(reached.ceiling_s[0]) == answer["ceiling_s"]
+    assert {part.name: part.seconds for part in parts} == answer["gap"]
+
+
+class TestColumns:
+    line = "gemm,h100-sxm,512,4096,4096"
+
+    def asked(self, folder, header: str, line: str, *more: str) -> int:
+        source = folder / "in.csv"
+        source.write_text(f"{header}\n{line}\n")
+        return run(["kernels", str(source), "--out", str(folder / "out.csv"), *more])
+
+    def test_an_unknown_column_is_refused_with_what_is_allowed(self, tmp_path, capsys) -> None:
+        assert self.asked(tmp_path, "family,gpu,m,n,k,bach", f"{self.line},4") == 2
+        err = capsys.readouterr().err
+        assert "unknown column 'bach': did you mean batch" in err and "identity, timer, cache, engine, m, n, k, batch, bias" in err
+        assert err.count("\n") == 1
+        assert not (tmp_path / "out.csv").exists()
+
+    def test_other_columns_are_carried_over_and_named(self, tmp_path, capsys) -> None:
+        assert self.asked(tmp_path, "id,family,gpu,m,n,k,measured_s,colour", f"a,{self.line},1e-4,red") == 0
+        assert "carried over unread: id, colour\n" in capsys.readouterr().err
+        with (tmp_path / "out.csv").open() as file:
+            row = next(csv.DictReader(file))
+        assert (row["id"], row["colour"], row["measured_s"]) == ("a", "red", "0.0001") and float(row["median_s"]) > 0
+
+    def test_an_unknown_engine_is_refused(self, tmp_path, capsys) -> None:
+        assert self.asked(tmp_path, "family,gpu,m,n,k,engine", f"{self.line},foo") == 2
+        assert "row 1: unknown engine 'foo': known: framework" in capsys.readouterr().err
+
+    def test_a_folder_that_is_not_there_is_said_before_the_work(self, tmp_path, capsys) -> None:
+        source = tmp_path / "in.csv"
+        source.write_text(f"family,gpu,m,n,k\n{self.line}\n")
+        assert run(["kernels", str(source), "--out", str(tmp_path / "no" / "out.csv")]) == 2
+        assert "there is no folder" in capsys.readouterr().err
+
+    def test_what_export_writes_is_read(self) -> None:
+        pytest.importorskip("polars")
+        from tilecast.datasets.schema import COMMON, SHAPES
+
+        for family in set(SHAPES) & set(kernels()) - {"conv2d"}:  # whose window is called kernel_size there
+            assert not check_columns({name: [None] for name in (*COMMON, *SHAPES[family], "attributes")})
+
+    def test_as_python_writes_the_same_file_and_the_command_writes_none(self, tmp_path, capsys) -> None:
+        header = "family,gpu,m,n,k"
+        assert self.asked(tmp_path, header, self.line) == 0
+        wanted = (tmp_path / "out.csv").read_text()
+        (tmp_path / "out.csv").unlink()
+        capsys.readouterr()
+        assert self.asked(tmp_path, header, self.line, "--as-python") == 0
+        assert not (tmp_path / "out.csv").exists()
+        exec(capsys.readouterr().out, {})
+        assert (tmp_path / "out.csv").read_text() == wanted
+
+    def test_two_outputs_are_refused_before_a_file_is_written(self, tmp_path, capsys) -> None:
+        assert self.asked(tmp_path, "family,gpu,m,n,k", self.line, "--json", "--csv") == 2
+        assert not (tmp_path / "out.csv").exists()
+
+    def test_a_column_may_not_stand_twice(self, tmp_path, capsys) -> None:
+        assert self.asked(tmp_path, "family,gpu,m,n,k,m", f"{self.line},4") == 2
+        assert "has the column 'm' twice" in capsys.readouterr().err
+
+    def test_a_number_for_a_name_is_said_as_it_stands(self, tmp_path, capsys) -> None:
+        assert self.asked(tmp_path, "family,gpu,m,n,k,dtype", f"{self.line},8") == 2
+        assert "row 1: unknown dtype 8: known: bf16" in capsys.readouterr().err
+
+    def test_what_holds_for_a_whole_launch_may_differ_by_row(self, tmp_path, capsys) -> None:
+        lines = f"{self.line},2,128x64\n{self.line},4,\n{self.line},,"
+        assert self.asked(tmp_path, "family,gpu,m,n,k,split,tile", lines) == 0
+        with (tmp_path / "out.csv").open() as file:
+            times = [float(row["median_s"]) for row in csv.DictReader(file)]
+        asked = (Gemm(m=512, n=4096, k=4096, split=2, tile=(128, 64)), Gemm(m=512, n=4096, k=4096, split=4), Gemm(m=512, n=4096, k=4096))
+        assert times == [float(predict_kernel(kernel, "h100-sxm").median_s[0]) for kernel in asked]
+
+    def test_links_of_collectives_may_differ_by_row(self, tmp_path) -> None:
+        header, lines = (
+            "family,gpu,bytes,num_gpus,link_bytes_per_s",
+            "\n".join(f"all_reduce,h100-sxm,1e9,8,{rate}" for rate in ("", "225GB/s", 1e11)),
+        )
+        assert self.asked(tmp_path, header, lines) == 0
+        with (tmp_path / "out.csv").open() as file:
+            usual, half, slow = (float(row["median_s"]) for row in csv.DictReader(file))
+        assert usual < half < slow

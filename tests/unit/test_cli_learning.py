@@ -286,3 +286,10 @@ def test_help_of_both_commands_needs_no_data(tilecast: Tilecast) -> None:
         result = tilecast(command, "--help")
         assert (result.code, result.err) == (0, "")
         assert f"Usage: tilecast {command}" in result.out
+
+
+def test_fit_as_python_is_the_calls_and_fits_nothing(tilecast: Tilecast, tmp_path: Path) -> None:
+    shown = tilecast("fit", "gemm", "moe", "ceiling", "--quick", "--out", str(tmp_path), "--as-python")
+    assert shown.code == 0 and list(tmp_path.iterdir()) == []
+    assert "fit_family('gemm', (), folder, quick=True)" in shown.out and "ceilings.write(fit_families(()), folder)" in shown.out
+    compile(shown.out, "printed", "exec")

@@ -94,7 +94,7 @@ def test_timers_differ_by_what_they_contain():
         (AllReduce(bytes=8, num_gpus=8, node="dgx-z100"), A100, UnknownName, "unknown node 'dgx-z100'"),
         (AllReduce(bytes=-8, num_gpus=8), A100, InvalidInput, "bytes = -8 must be a whole number of at least 1"),
         (AllReduce(bytes=8, num_gpus=8, identity="gloo"), A100, InvalidInput, "identity = 'gloo' must be one of nccl, custom"),
-        (AllReduce(bytes=8, num_gpus=8, link_bytes_per_s=-1.0), A100, InvalidInput, "link_bytes_per_s = -1.0 must be above 0"),
+        (AllReduce(bytes=8, num_gpus=8, link_bytes_per_s=-1.0), A100, InvalidInput, "link_bytes_per_s = -1.0 must be a number above 0"),
     ],
 )
 def test_mistakes_are_one_sentence(kernel, gpu, error, told):

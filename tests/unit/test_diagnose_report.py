@@ -249,6 +249,16 @@ def test_csv_has_a_line_for_each_kernel_and_python_the_same_call(tmp_path: Path,
     assert scope["found"].gpu.id == "a100-sxm-80gb"
 
 
+def test_as_python_compares_too_and_refuses_a_page(tmp_path: Path, tilecast: Tilecast) -> None:
+    path = plain().write(tmp_path / "t.json")
+    *before, last = tilecast("diagnose", path, "--against", path, "--against-gpu", "h100-sxm", "--as-python").out.strip().splitlines()
+    scope: dict[str, Any] = {}
+    exec("\n".join([*before, f"found = {last}"]), scope)
+    assert scope["found"] == difference(diagnose(path), diagnose(path, gpu="h100-sxm"))
+    refused = tilecast("diagnose", path, "--html", str(tmp_path / "x.html"), "--as-python")
+    assert refused.code == 2 and "--as-python has no call for --html" in refused.err and not (tmp_path / "x.html").exists()
+
+
 def test_a_notebook_shows_a_table(tmp_path: Path) -> None:
     shown = diagnose(plain().write(tmp_path / "t.json"))._repr_html_()
     assert "aten::mm" in shown and "t.json on h100-sxm" in shown

@@ -253,6 +253,15 @@ def test_a_bad_requests_file_names_the_line(tmp_path, text, message):
         read_requests(path)
 
 
+def test_columns_of_a_requests_file_that_are_not_used_are_named(tmp_path, tilecast):
+    path = tmp_path / "requests.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0.5,100,8\n")
+    shown = tilecast("predict", "Qwen/Qwen3-0.6B", "--gpu", "h100-sxm", "--requests", str(path))
+    assert shown.code == 0 and "not used: arrival_s; a request is its input_tokens and output_tokens" in shown.err
+    path.write_text("output_tokens,input_tokens\n8,100\n")
+    assert tilecast("predict", "Qwen/Qwen3-0.6B", "--gpu", "h100-sxm", "--requests", str(path)).err == ""
+
+
 def test_a_requests_file_is_read_whatever_its_column_order(tmp_path, run):
     path = tmp_path / "requests.csv"
     path.write_text("output_tokens,id,input_tokens\n7,a,5\n\n9,b,100\n")

@@ -321,6 +321,15 @@ def test_a_cut_leaves_the_old_file_and_nothing_else(tilecast, tmp_path, monkeypa
     assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["x.html"]
 
 
-def test_as_python_writes_nothing(tilecast, tmp_path):
-    assert tilecast(*LINE, "--html", str(tmp_path / "x.html"), "--trace", str(tmp_path / "x.json"), "--as-python").code == 0
+def test_as_python_refuses_files_and_writes_none(tilecast, tmp_path):
+    shown = tilecast(*LINE, "--html", str(tmp_path / "x.html"), "--trace", str(tmp_path / "x.json"), "--as-python")
+    assert shown.code == 2 and "has no call for --html and --trace" in shown.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_as_python_asks_why_too(tilecast):
+    wanted = tilecast(*LINE, "--why", "--json").json["why"]
+    *before, last = tilecast(*LINE, "--why", "--as-python").out.strip().splitlines()
+    scope: dict = {}
+    exec("\n".join([*before, f"result = {last}"]), scope)
+    assert json.loads(json.dumps(scope["result"].to_dict())) == wanted

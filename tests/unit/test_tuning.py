@@ -241,6 +241,37 @@ def test_explain_quotes_the_figures_of_its_table(tilecast):
     assert choice["config"] in " ".join(said.split())
 
 
+def made_by(code):
+    *before, last = code.strip().splitlines()
+    scope: dict = {}
+    exec("\n".join([*before, f"result = {last}"]), scope)
+    return scope["result"]
+
+
+ASKED = ("--model", "Qwen/Qwen3-30B-A3B", "--gpu", "h100-sxm")
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("--tokens", "16", "--engine", "vllm", "--only", "block_n=64,128", "--set", "num_sms=120", "--config", "16,64,64,1,4,3")]
+)
+def test_explain_as_python_gives_the_same_records(tilecast, more):
+    wanted = json.loads(tilecast("tune", "explain", *ASKED, *more, "--json").out)["configurations"]
+    shown = tilecast("tune", "explain", *ASKED, *more, "--as-python")
+    assert shown.code == 0 and made_by(shown.out) == wanted
+
+
+def test_tune_as_python_chooses_the_same_and_only_it_writes(tilecast, tmp_path):
+    folder = tmp_path / "tuned"
+    folder.mkdir()
+    asked = ("tune", "moe", *ASKED, "--tokens", "1,64", "--only", "block_n=64,128", "--shortlist", "2", "-o", str(folder))
+    code = tilecast(*asked, "--as-python").out
+    assert list(folder.iterdir()) == []
+    exec(code, {})
+    by_python = {path.name: path.read_text() for path in folder.rglob("*.json")}
+    assert tilecast(*asked).code == 0
+    assert by_python and by_python == {path.name: path.read_text() for path in folder.rglob("*.json")}
+
+
 def test_why_names_what_got_better():
     from tilecast.cli.tune import why
 

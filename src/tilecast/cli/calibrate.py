@@ -37,15 +37,22 @@ def command(rows: str | None, gpu: str, run_path: str | None, planned: int | Non
             raise InvalidInput("--plan says what to measure: it goes without ROWS.csv and --run")
         if not 1 <= planned <= MOST_PLANNED:
             raise InvalidInput(f"--plan {planned} must be a number of kernels from 1 to {MOST_PLANNED}")
+        if output["as_python"]:
+            emit(Report(answer="", python=_plan_python(gpu, planned, target)), **output)
+            return
         emit(plan_report(spec, gpu, planned, target), **output)
     elif rows or run_path:
+        if output["as_python"]:
+            emit(Report(answer="", python=_python(gpu, rows, run_path, target)), **output)
+            return
         emit(profile_report(spec, gpu, rows, run_path, target), **output)
     else:
         raise InvalidInput("give ROWS.csv, --run RUN.json, or --plan N")
 
 
 def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | None, target: str) -> Report:
-    from tilecast.cli.kernels import read
+    from tilecast.cli.kernels import check_columns, read
+    from tilecast.cli.parameters import checked_engine
     from tilecast.engines.calibrated import evidence_from_run, read_run
     from tilecast.learning import profiles
     from tilecast.learning.calibration import both
@@ -54,6 +61,9 @@ def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | N
     found, used = None, 0
     if rows:
         columns = read(Path(rows))
+        check_columns(columns)
+        for engine in {engine for engine in columns.get("engine", []) if engine}:
+            checked_engine(engine)
         found, used = evidence_from_rows([dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)], gpu)
     if run_path:
         run = evidence_from_run(read_run(Path(run_path)), gpu)
@@ -68,7 +78,7 @@ def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | N
         grids=[_levels_grid(table)],
         payload=payload,
         records=table,
-        python=_python(asked, rows, run_path),
+        python=_python(asked, rows, run_path, target),
         command=command_line("calibrate", *([rows] if rows else []), gpu=asked, run=run_path, out=target),
     )
 
@@ -137,18 +147,30 @@ def plan_report(gpu: GpuSpec, asked: str, planned: int, target: str) -> Report:
         grids=[Grid(columns=columns, rows=rows, right=frozenset({"predicted", "explained so far"}), spare=("sizes",))],
         payload={"schema": "tilecast.plan/1", "path": target, "gpu": gpu.id, "kernels": records, "versions": versions()},
         records=records,
-        python=f"import tilecast\nfrom tilecast.engines.measurement import plan\nplan(tilecast.gpu({asked!r}), {planned})",
+        python=_plan_python(asked, planned, target),
         command=command_line("calibrate", gpu=asked, plan=planned, out=target),
     )
 
 
-def _python(gpu: str, rows: str | None, run_path: str | None) -> str:
-    lines = ["from pathlib import Path"]
+def _plan_python(gpu: str, planned: int, target: str) -> str:
+    return (
+        "from pathlib import Path\nimport tilecast\nfrom tilecast.engines.measurement import plan, script, write_script\n"
+        f"gpu = tilecast.gpu({gpu!r})\nwrite_script(script(gpu, plan(gpu, {planned})), Path({target!r}))"
+    )
+
+
+def _python(gpu: str, rows: str | None, run_path: str | None, target: str) -> str:
+    lines = ["from pathlib import Path", "from tilecast import hardware", "from tilecast.learning import profiles"]
+    lines += [f"gpu = hardware.gpu({gpu!r})"]
     if rows:
-        lines += ["from tilecast.cli.kernels import read", "from tilecast.predictors.calibrated import profile_from_rows"]
+        lines += ["from tilecast.cli.kernels import read", "from tilecast.predictors.calibrated import evidence_from_rows"]
         lines += [f"columns = read(Path({rows!r}))"]
-        lines += [f"profile_from_rows([dict(zip(columns, row)) for row in zip(*columns.values())], {gpu!r})"]
+        lines += ["evidence, used = evidence_from_rows([dict(zip(columns, row)) for row in zip(*columns.values())], gpu)"]
     if run_path:
-        lines += ["from tilecast.engines.calibrated import profile_from_run, read_run"]
-        lines += [f"profile_from_run(read_run(Path({run_path!r})), {gpu!r})"]
-    return "\n".join(lines)
+        lines += ["from tilecast.engines.calibrated import evidence_from_run, read_run"]
+        lines += [f"run = evidence_from_run(read_run(Path({run_path!r})), gpu)"]
+    if rows and run_path:
+        lines += ["from tilecast.learning.calibration import both", "evidence = both(evidence, run)"]
+    found, more = ("evidence", ", num_rows=used") if rows else ("run", "")
+    made = f"profiles.made(gpu, {found}{more}, num_runs={int(bool(run_path))})"
+    return "\n".join([*lines, f"profiles.write({made}, Path({target!r}))"])

@@ -12,16 +12,26 @@ LEAST_SHARE = 0.001  # of the whole: smaller parts are not shown
 
 
 def seconds_from(text: str) -> float:
-    """0.000293 from "293us"; a bare number is seconds."""
+    """0.000293 from "293us"; a bare number could be anything."""
     value = units.parse("measured_s", text)
+    if not text.strip().endswith("s"):
+        example = f"{text.strip()}s" if "e" in text.lower() else f"{text.strip()}us"
+        raise InvalidInput(f"--measured {text.strip()} has no unit; give e.g. {example}")
     if not 0 < value < 1e6:
         raise InvalidInput(f"--measured {text!r} must be a time above 0, e.g. 293us or 1.2ms")
     return value
 
 
-def ceiling_part(prediction: KernelPrediction, measured: str | None) -> tuple[list[Grid], dict[str, Any]]:
+def ceiling_python(predicts: str, measured_s: float | None) -> str:
+    """The code that makes the prediction, and what is asked of it here."""
+    *imports, call = predicts.splitlines()
+    more = "" if measured_s is None else f", {measured_s!r}"
+    wanted = "from tilecast.diagnosis.ceiling import ceiling_of, gap"
+    return "\n".join([*imports, wanted, f"prediction = {call}", f"ceiling_of(prediction), gap(prediction{more})"])
+
+
+def ceiling_part(prediction: KernelPrediction, measured_s: float | None) -> tuple[list[Grid], dict[str, Any]]:
     """Two tables, and what the JSON gains."""
-    measured_s = seconds_from(measured) if measured else None
     if measured_s is not None:
         check_measured(measured_s, prediction)
     reached = ceiling_of(prediction)

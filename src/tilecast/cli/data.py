@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tilecast.cli.output import command_line, emit, output_options, require_data_extra, say
+from tilecast.cli.output import command_line, emit, output_options, refuse_as_python, require_data_extra, say
 from tilecast.errors import InvalidInput, MissingData, MissingExtra
 from tilecast.report import Grid, Report, versions
 
@@ -130,6 +130,7 @@ def show(family: str | None, gpu: str | None, names: tuple[str, ...], plot_path:
         raise InvalidInput(f"--plot {plot_path!r} must end in .png, .svg or .pdf")
     id = hardware.gpu(gpu).id if gpu else None
     if output["as_python"]:
+        refuse_as_python(plot=plot_path)
         click.echo(rows_call((family,) if family else (), names, id, usable=False))
         return
     with progress_bar() as progress:

@@ -9,7 +9,7 @@ import click
 
 from tilecast import hardware, units
 from tilecast.cli.files import target, write_whole
-from tilecast.cli.output import command_line, emit, output_options, say
+from tilecast.cli.output import command_line, emit, output_options, refuse_as_python, say
 from tilecast.diagnosis.ceiling import MEANINGS
 from tilecast.diagnosis.diagnose import Diagnosis, diagnose
 from tilecast.diagnosis.rows import Row
@@ -52,7 +52,10 @@ def command(
     options = "".join(f", {name}={value!r}" for name, value in (("gpu", gpu), ("names", names), ("shapes", shapes)) if value is not None)
     options += f", quantile={quantile!r}" if quantile != 0.9 else ""
     python = f"import tilecast\ntilecast.diagnose({', '.join(map(repr, traces))}{options})"
+    if against is not None:
+        python = _difference_python(python, against, against_gpu, names, quantile)
     if as_python:
+        refuse_as_python(html=html_path)
         emit(Report(answer="", python=python), as_json=as_json, as_csv=as_csv, as_python=as_python)
         return
     for name in (gpu, against_gpu):
@@ -77,6 +80,14 @@ def command(
 
         write_whole("--html", page, diagnose_html.page(report))
     emit(report, as_json=as_json, as_csv=as_csv, as_python=as_python)
+
+
+def _difference_python(python: str, against: str, gpu: str | None, names: str | None, quantile: float) -> str:
+    *imports, call = python.splitlines()
+    options = {"gpu": gpu, "names": names, "quantile": quantile if quantile != 0.9 else None}
+    more = "".join(f", {name}={value!r}" for name, value in options.items() if value is not None)
+    wanted = "from tilecast.diagnosis.difference import difference"
+    return "\n".join([*imports, wanted, f"difference({call}, tilecast.diagnose({against!r}{more}))"])
 
 
 class _Reading:

@@ -39,6 +39,9 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
     target = Path(folder) if folder else FOLDER
     if folder and not target.is_dir():
         raise InvalidInput(f"--out {folder!r} is no folder")
+    if output["as_python"]:
+        emit(Report(answer="", python=_python(families, names, target, quick)), **output)
+        return
     started = time.monotonic()
     for name in (name for name in families if name in OTHERS):
         _fit_other(name, names, target, partial(_progress, started))
@@ -63,11 +66,26 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
             ],
             payload={"families": records, "versions": versions()},
             records=records,
-            python="from tilecast.learning.recipes import fit_family\nfit_family('gemm', (), folder)",
+            python=_python(families, names, target, quick),
             command=command_line("fit", *families, sources=names, out=folder, quick=quick),
         ),
         **output,
     )
+
+
+def _python(families: tuple[str, ...], names: tuple[str, ...], target: Path, quick: bool) -> str:
+    """A call for each family; what is learned besides has its own functions."""
+    lines = ["from pathlib import Path", f"folder = Path({str(target)!r})"]
+    if "ceiling" in families:
+        lines += ["from tilecast.learning import ceilings", "from tilecast.learning.ceiling_training import fit_families"]
+        lines += [f"ceilings.write(fit_families({names!r}), folder)"]
+    if "moe-tuning" in families:
+        lines += ["from tilecast.learning import ranking", "from tilecast.tuning.searches import searches"]
+        lines += ["from tilecast.tuning.training import fit", "ranking.write(fit(searches()), folder)"]
+    if corrections := [family for family in families or SIZES if family in SIZES]:
+        lines += ["from tilecast.learning.recipes import fit_family"]
+        lines += [f"fit_family({family!r}, {names!r}, folder{', quick=True' if quick else ''})" for family in corrections]
+    return "\n".join(lines)
 
 
 def _fit_other(name: str, names: tuple[str, ...], target: Path, say: Say) -> None:

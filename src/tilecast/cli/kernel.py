@@ -1,30 +1,37 @@
 """`tilecast kernel FAMILY`: how long one kernel takes, what binds it, and why."""
 
 from collections.abc import Callable
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
 from tilecast import hardware, units
-from tilecast.cli.output import command_line, emit, output_options, overrides_from, say
-from tilecast.errors import InvalidInput, SpecError
+from tilecast.cli.files import target
+from tilecast.cli.output import command_line, emit, output_options, overrides_from, refuse_as_python, say
+from tilecast.cli.parameters import FLAGS, HELP, LISTS, RATES, TEXTS, check_lengths, check_missing, checked_engine, option, parsed
+from tilecast.errors import InvalidInput, MissingExtra, SpecError
 from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.predictors.kernel import KernelPrediction, predict_kernel
 from tilecast.report import Grid, Report, versions
 
 BAR_WIDTH = 24
-TEXT_PARAMETERS = ("dtype", "identity", "engine", "kv_dtype", "distribution", "moe_pass", "op", "node", "kind")
 LEVERS = {
+    "link_bytes_per_s": "link bandwidth",
+    "network_bytes_per_s": "network bandwidth",
+    "latency_factor": "latency, shorter",
     "boost_clock_hz": "SM clock",
     "num_sms": "number of SMs",
     "dram_bytes_per_s": "DRAM bandwidth",
     "l2_bytes": "L2 size",
     "tdp_w": "power limit",
 }
+OF_COLLECTIVES = ("boost_clock_hz", "dram_bytes_per_s")  # facts of the GPU that a collective may feel
 BATCHES = ("num_tokens", "m", "batch", "rows")  # sizes that count what is done at once, the first that a kernel has
+PLOTS = (".png", ".svg", ".pdf", ".html")
 MOST_POINTS = 100_000  # of a sweep
 LARGEST_FACTOR = 16.0
 
@@ -52,20 +59,16 @@ def family_command(kernel: Any) -> click.Command:
     params: list[click.Parameter] = [
         click.Option(["--gpu"], required=True, help="Catalogue id, device string, or the path of a TOML file.")
     ]
-    for entry in fields(kernel):
-        required = entry.default is MISSING and entry.default_factory is MISSING
-        default = "" if required else f" [default: {entry.default}]"
-        params.append(
-            click.Option([f"--{entry.name.replace('_', '-')}", entry.name], required=required, help=f"{_words(entry.name)}{default}")
-        )
+    params += [click.Option([option(entry.name), entry.name], help=_help(entry)) for entry in fields(kernel) if entry.name != "engine"]
     params += [
+        click.Option(["--engine"], help="In which engine it runs: sglang, vllm, trtllm, or pytorch [default: sglang]."),
         click.Option(["--timer"], default="profiler", show_default=True, help=f"How it is timed: {', '.join(TIMERS)}."),
         click.Option(["--cache"], default="cold", show_default=True, help=f"What caches hold: {', '.join(CACHES)}."),
         click.Option(["--profile"], metavar="FILE", help="What `tilecast calibrate` made of measurements on this GPU."),
         click.Option(["--explain"], is_flag=True, help="Walk through the stages with numbers."),
         click.Option(["--why"], is_flag=True, help="What would make it 20 % faster."),
         click.Option(["--ceiling"], is_flag=True, help="What well-made kernels reach for such work, and what the gap is made of."),
-        click.Option(["--measured"], metavar="TIME", help="With --ceiling: a measured time to place, e.g. 293us."),
+        click.Option(["--measured"], metavar="TIME", help="With --ceiling: a measured time with its unit, to place, e.g. 293us."),
         click.Option(["--sweep"], metavar="NAME=FROM:TO:STEP", help="A curve over one size, e.g. m=1:8192:x2 or m=64:4096:64."),
         click.Option(["--plot", "plot_path"], metavar="FILE", help="Draw the sweep: .png, .svg, .pdf or .html (extra viz)."),
         click.Option(["--set", "assignments"], metavar="FACT=VALUE", multiple=True, help="What if: change a fact of the GPU (repeatable)."),
@@ -82,9 +85,18 @@ def _callback(kernel: Any) -> Any:
         output = {name: given.pop(name) for name in ("as_json", "as_csv", "as_python")}
         asked = {
             name: given.pop(name)
-            for name in ("gpu", "timer", "cache", "profile", "explain", "why", "ceiling", "measured", "sweep", "plot_path", "assignments")
-        }
+            for name in (
+                "gpu", "timer", "cache", "engine", "profile", "explain", "why", "ceiling", "measured", "sweep", "plot_path", "assignments",
+            )
+        }  # fmt: skip
         parameters = {name: parsed(name, text) for name, text in given.items() if text is not None}
+        swept = [sweep_values(asked["sweep"])[0]] if asked["sweep"] else []
+        check_missing(kernel.family, [entry.name for entry in fields(kernel) if _is_required(entry)], [*parameters, *swept])
+        check_lengths(parameters)
+        if asked["plot_path"] and not asked["sweep"]:
+            raise InvalidInput(f"--plot {asked['plot_path']} draws a sweep: give --sweep too, e.g. --sweep m=1:8192:x2")
+        if output["as_python"]:
+            refuse_as_python(explain=asked["explain"], why=asked["why"], plot=asked["plot_path"])
         if note := hardware.resolution_note(asked["gpu"]):
             say(note)
         emit(kernel_report(kernel, parameters, asked), **output)
@@ -92,57 +104,54 @@ def _callback(kernel: Any) -> Any:
     return run
 
 
-def parsed(name: str, text: str) -> Any:
-    """A parameter's value from its text: a whole number, true or false, a pair such as 128x64, a list, or a name."""
-    plain = text.strip()
-    if name in TEXT_PARAMETERS or plain.startswith("["):
-        return plain
-    if plain.lower() in ("true", "false"):
-        return plain.lower() == "true"
-    if name == "tile":
-        sides = plain.lower().split("x")
-        if len(sides) != 2 or not all(side.isdigit() for side in sides):
-            raise InvalidInput(f"--tile {text!r} must read ROWSxCOLUMNS, e.g. 128x64")
-        return int(sides[0]), int(sides[1])
-    try:
-        return int(plain.replace("_", ""))
-    except ValueError:
-        raise InvalidInput(f"--{name.replace('_', '-')} {text!r} must be a whole number") from None
-
-
 def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]) -> Report:
     overrides = overrides_from(asked["assignments"])
     timing: dict[str, Any] = {"timer": asked["timer"], "cache": asked["cache"]}
+    if asked["engine"] is not None:
+        timing["engine"] = checked_engine(asked["engine"])
+    if asked["measured"] and not asked["ceiling"]:
+        raise InvalidInput(f"--measured {asked['measured']} goes with --ceiling")
+    explaining = [name for name in ("explain", "why", "ceiling") if asked[name]]
+    if asked["sweep"] and explaining:
+        raise InvalidInput(f"--{explaining[0]} is of one launch: leave --sweep {asked['sweep']} out")
 
-    def predicted(**changes: Any) -> KernelPrediction:
-        return predict_kernel(kernel(**(parameters | changes)), asked["gpu"], **timing, overrides=overrides, profile=asked["profile"])
+    def predicted(facts: dict[str, Any] | None = None, **changes: Any) -> KernelPrediction:
+        return predict_kernel(
+            kernel(**(parameters | changes)), asked["gpu"], **timing, overrides=overrides | (facts or {}), profile=asked["profile"]
+        )
 
     shown = tuple(f"{fact}={value}" for fact, value in overrides.items())
-    line = command_line("kernel", kernel.family, gpu=asked["gpu"], **_texts(parameters), **timing, profile=asked["profile"], set=shown)
-    python = _python(kernel, parameters, asked["gpu"], timing | ({"profile": asked["profile"]} if asked["profile"] else {}), overrides)
+    extras = {name: asked[name] for name in ("explain", "why", "ceiling", "measured", "sweep")} | {"plot": asked["plot_path"]}
+    line = command_line(
+        "kernel", kernel.family, gpu=asked["gpu"], **_texts(parameters), **timing, profile=asked["profile"], set=shown, **extras
+    )
+    more = timing | ({"profile": asked["profile"]} if asked["profile"] else {}) | ({"overrides": overrides} if overrides else {})
     if asked["sweep"]:
-        return _sweep_report(predicted, asked["sweep"], asked["plot_path"], kernel.family, line, python)
+        name, values = sweep_values(asked["sweep"])
+        _check_swept(kernel, name, asked["sweep"])
+        python = _python(kernel, parameters | {name: values.tolist()}, asked["gpu"], more)
+        return _sweep_report(predicted, name, values, asked["plot_path"], kernel.family, line, python)
+    python = _python(kernel, parameters, asked["gpu"], more)
     prediction = predicted()
     grids = [_headline(prediction), _pipelines(prediction)]
-    payload = record(prediction, parameters, shown)
+    payload = record(prediction, parameters | ({"engine": asked["engine"]} if asked["engine"] else {}), shown)
     if asked["explain"]:
         stages = _explained(prediction)
         grids.append(stages)
         payload["explain"] = [dict(zip(stages.columns, row, strict=True)) for row in stages.rows]
     if asked["why"]:
-        payload["why"] = _levers(kernel, parameters, asked, timing, prediction)
+        payload["why"] = _levers(predicted, prediction)
         grids.append(_lever_grid(payload["why"]))
         if choices := _choices(kernel, parameters, predicted, prediction):
             payload["why_choices"] = choices
             grids.append(_choice_grid(choices))
-    if asked.get("ceiling"):
-        from tilecast.cli.ceiling import ceiling_part
+    if asked["ceiling"]:
+        from tilecast.cli.ceiling import ceiling_part, ceiling_python, seconds_from
 
-        more, facts = ceiling_part(prediction, asked["measured"])
-        grids, payload = [*grids, *more], payload | facts
-        line += " --ceiling" + (f" --measured {asked['measured']}" if asked["measured"] else "")
-    elif asked.get("measured"):
-        raise InvalidInput(f"--measured {asked['measured']} goes with --ceiling")
+        measured_s = seconds_from(asked["measured"]) if asked["measured"] else None
+        tables, facts = ceiling_part(prediction, measured_s)
+        grids, payload = [*grids, *tables], payload | facts
+        python = ceiling_python(python, measured_s)
     return Report(answer=_answer(prediction, parameters), grids=grids, payload=payload, records=[payload], python=python, command=line)
 
 
@@ -180,7 +189,8 @@ def _answer(prediction: KernelPrediction, parameters: dict[str, Any]) -> str:
     sizes = " ".join(f"{name}={_plain(value)}" for name, value in parameters.items())
     time = units.interval_s(prediction.median_s[0], prediction.low_s[0], prediction.high_s[0])
     binding = str(prediction.analysis.bound_by[0])
-    limit = "the launch itself" if binding == "launch" else binding
+    alone = "its start and hops, not by bytes" if hasattr(prediction.kernel, "rates") else "the launch itself"
+    limit = alone if binding == "launch" else binding
     return (
         f"{prediction.kernel.family} {sizes} takes {time} on {prediction.gpu.label}, bound by {limit}; "
         f"no kernel could beat {units.human('_s', prediction.bound_s[0])}."
@@ -260,24 +270,26 @@ def _us(seconds: float) -> str:
     return f"{float(seconds) * 1e6:.4g} us"
 
 
-def _levers(
-    kernel: Any, parameters: dict[str, Any], asked: dict[str, Any], timing: dict[str, Any], now: KernelPrediction
-) -> list[dict[str, Any]]:
-    """For each fact of the GPU: what 10 % more gives, and how much more would make the kernel 20 % faster."""
-    base = overrides_from(asked["assignments"])
+def _levers(predicted: Callable[..., KernelPrediction], now: KernelPrediction) -> list[dict[str, Any]]:
+    """For each fact of the GPU, and of the links a collective runs over: what 10 % more gives, and how much more makes it 20 % faster."""
+    rates: dict[str, float] = now.kernel.rates(now.gpu) if hasattr(now.kernel, "rates") else {}
+    facts = [
+        *rates,
+        *(fact for fact in LEVERS if fact in (OF_COLLECTIVES if rates else LEVERS) and getattr(now.gpu, fact, None) is not None),
+    ]
 
     def time_s(fact: str, factor: float) -> float:
+        if fact in rates:
+            changed = rates[fact] / factor if fact == "latency_factor" else rates[fact] * factor
+            return float(predicted(**{fact: changed}).median_s[0])
         value = getattr(now.gpu, fact) * factor
         change = {fact: round(value) if isinstance(getattr(now.gpu, fact), int) else value}
-        return float(
-            predict_kernel(kernel(**parameters), asked["gpu"], **timing, overrides=base | change, profile=asked["profile"]).median_s[0]
-        )
+        return float(predicted(change).median_s[0])
 
     current, goal = float(now.median_s[0]), float(now.median_s[0]) / 1.2
     return [
         {"fact": fact, "saved_fraction": 1 - time_s(fact, 1.1) / current, "needed_factor": _factor_for(partial(time_s, fact), goal)}
-        for fact in LEVERS
-        if getattr(now.gpu, fact) is not None
+        for fact in facts
     ]
 
 
@@ -319,13 +331,16 @@ def _choice_grid(choices: list[dict[str, Any]]) -> Grid:
 
 
 def _lever_grid(levers: list[dict[str, Any]]) -> Grid:
-    rows = [
-        (LEVERS[lever["fact"]], f"{round(100 * lever['saved_fraction'], 1) + 0.0:.1f} %",
-         f"{lever['needed_factor']:.2f}x" if lever["needed_factor"] else "out of reach")
-        for lever in levers
-    ]  # fmt: skip
+    rows = [(LEVERS[lever["fact"]], f"{round(100 * lever['saved_fraction'], 1) + 0.0:.1f} %", _needed(lever)) for lever in levers]
     return Grid(title="What would make it faster", columns=("lever", "time saved by 10 % more", "needed for 20 % faster"), rows=rows,
                 right=frozenset({"time saved by 10 % more", "needed for 20 % faster"}))  # fmt: skip
+
+
+def _needed(lever: dict[str, Any]) -> str:
+    factor = lever["needed_factor"]
+    if factor is None:
+        return "out of reach"
+    return f"{1 / factor:.2f}x" if lever["fact"] == "latency_factor" else f"{factor:.2f}x"
 
 
 def _factor_for(time_s: Callable[[float], float], goal_s: float) -> float | None:
@@ -366,12 +381,17 @@ def sweep_values(text: str) -> tuple[str, np.ndarray]:
     return name.strip(), np.array(values)
 
 
-def _sweep_report(predicted: Any, text: str, plot_path: str | None, family: str, line: str, python: str) -> Report:
-    name, values = sweep_values(text)
-    try:
-        prediction = predicted(**{name: values})
-    except TypeError:
-        raise InvalidInput(f"--sweep: {family} has no parameter {name!r}") from None
+def _check_swept(kernel: Any, name: str, text: str) -> None:
+    own = [entry.name for entry in fields(kernel)]
+    allowed = [each for each in own if each not in (*TEXTS, *LISTS, *FLAGS, *RATES, "tile", "split", "engine")]
+    if name not in allowed:
+        what = f"{name} is no size of {kernel.family}" if name in own else f"{kernel.family} has no parameter {name!r}"
+        raise InvalidInput(f"--sweep {text}: {what}; its sizes are {', '.join(allowed)}")
+
+
+def _sweep_report(predicted: Any, name: str, values: np.ndarray, plot_path: str | None, family: str, line: str, python: str) -> Report:
+    path = target("--plot", plot_path, PLOTS)
+    prediction = predicted(**{name: values})
     longest = float(np.max(prediction.median_s))
     rows = [
         (str(value), units.human("_s", prediction.median_s[row]), str(prediction.analysis.variant[row]),
@@ -379,8 +399,8 @@ def _sweep_report(predicted: Any, text: str, plot_path: str | None, family: str,
          "█" * max(1, round(40 * float(prediction.median_s[row]) / longest)))
         for row, value in enumerate(values)
     ]  # fmt: skip
-    if plot_path:
-        _draw_sweep(prediction, name, values, plot_path)
+    if path is not None:
+        _draw_sweep(prediction, name, values, path)
     records = [{name: int(value), **_flat(prediction, row)} for row, value in enumerate(values)]
     first, last = units.human("_s", prediction.median_s[0]), units.human("_s", prediction.median_s[-1])
     return Report(
@@ -390,22 +410,16 @@ def _sweep_report(predicted: Any, text: str, plot_path: str | None, family: str,
         payload={"schema": "tilecast.sweep/1", "points": records, "versions": versions()},
         records=records,
         python=python,
-        command=f"{line} --sweep {text}",
+        command=line,
     )  # fmt: skip
 
 
-def _draw_sweep(prediction: KernelPrediction, name: str, values: np.ndarray, path: str) -> None:
-    from pathlib import Path
-
-    from tilecast.errors import MissingExtra
-
-    if Path(path).suffix not in (".png", ".svg", ".pdf", ".html"):
-        raise InvalidInput(f"--plot {path!r} must end in .png, .svg, .pdf or .html")
+def _draw_sweep(prediction: KernelPrediction, name: str, values: np.ndarray, path: Path) -> None:
     try:
         from tilecast.report.renderers.sweep_plot import draw
     except ImportError:
         raise MissingExtra.of("viz", "--plot") from None
-    draw(prediction, name, values, Path(path))
+    draw(prediction, name, values, path)
     say(f"drew {path}")
 
 
@@ -426,8 +440,16 @@ def _flat(prediction: KernelPrediction, row: int) -> dict[str, Any]:
 # ---- words -------------------------------------------------------------------------------------------------------
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+def _is_required(entry: Field[Any]) -> bool:
+    return entry.default is MISSING and entry.default_factory is MISSING
+
+
+def _help(entry: Field[Any]) -> str:
+    words = HELP.get(entry.name, f"{entry.name.replace('_', ' ').capitalize()}.")
+    if _is_required(entry):
+        return f"{words} [required]"
+    shown = str(entry.default).lower() if isinstance(entry.default, bool) else entry.default
+    return words if entry.default is None else f"{words} [default: {shown}]"
 
 
 def _plain(value: Any) -> Any:
@@ -438,8 +460,8 @@ def _texts(parameters: dict[str, Any]) -> dict[str, str]:
     return {name: str(_plain(value)).lower() if isinstance(value, bool) else str(_plain(value)) for name, value in parameters.items()}
 
 
-def _python(kernel: Any, parameters: dict[str, Any], gpu: str, timing: dict[str, Any], overrides: dict[str, str]) -> str:
+def _python(kernel: Any, parameters: dict[str, Any], gpu: str, asked: dict[str, Any]) -> str:
     arguments = ", ".join(f"{name}={value!r}" for name, value in parameters.items())
-    more = "".join(f", {name}={value!r}" for name, value in timing.items()) + (f", overrides={overrides!r}" if overrides else "")
+    more = "".join(f", {name}={value!r}" for name, value in asked.items())
     imports = f"import tilecast\nfrom {kernel.__module__} import {kernel.__name__}\n"
     return f"{imports}tilecast.predict_kernel({kernel.__name__}({arguments}), gpu={gpu!r}{more})"

@@ -8,13 +8,22 @@ from typing import Any
 import click
 import numpy as np
 
+from tilecast import units
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
+from tilecast.cli.parameters import RATES, TEXTS, checked_engine
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
 from tilecast.report import Report, versions
 
 ADDED = ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "bound_by", "basis")
 COMMON = ("family", "gpu", "dtype", "identity", "timer", "cache", "engine")
+SINGLE = (*TEXTS, *RATES, "tile", "split")  # what a record has one of, for all its launches
 FORMATS = (".csv", ".parquet")
+# What `tilecast data export` and `tilecast calibrate` know besides: carried over without a word.
+OF_MEASUREMENTS = (
+    "engine_version", "kernel", "clock", "latency_s", "measured_s", "statistic", "num_repeats", "spread_s", "power_w", "source", "licence",
+    "origin", "origin_row", "set_aside", "attributes", "active_experts",
+)  # fmt: skip
+MISSPELT = 0.8  # difflib's ratio: a column this much like a parameter is taken for one
 
 
 @click.command(name="kernels")
@@ -24,11 +33,27 @@ FORMATS = (".csv", ".parquet")
 @profile_option
 @output_options
 def command(source: str, target: str, keep_going: bool, profile: str | None, **output: bool) -> None:
-    """Predict every row of IN: columns family, gpu, dtype, [identity, timer, cache, engine] and the parameters of the family."""
+    """Predict every row of IN: columns family, gpu, dtype, [identity, timer, cache, engine] and the parameters of the family.
+
+    Other columns are carried over and named, unless they look like a misspelt parameter: those are refused.
+    """
     for path in (source, target):
         if Path(path).suffix not in FORMATS:
             raise InvalidInput(f"{path!r} must end in {' or '.join(FORMATS)}")
+    check_target(Path(target))
     columns = read(Path(source))
+    if unread := check_columns(columns):
+        say(f"carried over unread: {', '.join(unread)}")
+    more = f"{f', keep_going={keep_going}' if keep_going else ''}{f', profile={profile!r}' if profile else ''}"
+    python = (
+        "from pathlib import Path\nfrom tilecast.cli import kernels\n"
+        f"columns = kernels.read(Path({source!r}))\npredicted, bad = kernels.predict_rows(columns{more})\n"
+        f"kernels.write(Path({target!r}), columns | predicted)"
+    )
+    line = command_line("kernels", source, out=target, keep_going=keep_going, profile=profile)
+    if output["as_python"]:
+        emit(Report(answer="", python=python), **output)
+        return
     predicted, bad = predict_rows(columns, keep_going=keep_going, profile=profile)
     write(Path(target), columns | predicted)
     for row, reason in bad[:10]:
@@ -37,10 +62,33 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
     answer = f"Predicted {num_rows - len(bad):,} of {num_rows:,} rows into {target}{f', with the profile {profile}' if profile else ''}."
     payload = {"rows": num_rows, "predicted": num_rows - len(bad), "bad": len(bad), "path": target, "versions": versions()}
     payload |= {"profile": _told(profile)} if profile else {}
-    more = f", profile={profile!r}" if profile else ""
-    python = f"from pathlib import Path\nfrom tilecast.cli import kernels\nkernels.predict_rows(kernels.read(Path({source!r})){more})"
-    line = command_line("kernels", source, out=target, keep_going=keep_going, profile=profile)
     emit(Report(answer=answer, payload=payload, records=[payload], python=python, command=line), **output)
+
+
+def check_columns(columns: dict[str, list[Any]]) -> list[str]:
+    """The columns that mean nothing here; one that looks like a misspelt parameter is refused, as it would be a default in silence."""
+    from difflib import get_close_matches
+
+    from tilecast.kernels.registry import kernels
+
+    parameters = {entry.name for record in kernels().values() for entry in fields(record)}
+    known = {*COMMON, *ADDED, *OF_MEASUREMENTS, *parameters}
+    unread = [name for name in columns if name not in known]
+    for name in unread:
+        if near := get_close_matches(name, sorted({*COMMON, *parameters}), n=1, cutoff=MISSPELT):
+            families = sorted({str(family) for family in columns.get("family", []) if str(family) in kernels()})
+            own = [entry.name for family in families for entry in fields(kernels()[family])]
+            allowed = ", ".join(dict.fromkeys([*COMMON, *own]))
+            raise InvalidInput(f"unknown column {name!r}: did you mean {near[0]}? Allowed here are {allowed}")
+    return unread
+
+
+def check_target(path: Path) -> None:
+    """Refused before the work rather than after."""
+    if path.is_dir():
+        raise InvalidInput(f"--out {path} is a folder, not a file")
+    if not path.parent.is_dir():
+        raise InvalidInput(f"--out {path}: there is no folder {path.parent}")
 
 
 def predict_rows(
@@ -76,7 +124,7 @@ def _told(profile: str) -> dict[str, Any]:
 def _groups(columns: dict[str, list[Any]], num_rows: int) -> dict[tuple[Any, ...], list[int]]:
     """Rows that differ only in whole-number sizes go through the model together."""
     texts = [name for name, values in columns.items() if any(isinstance(value, str | bool) for value in values)]
-    keys = list(dict.fromkeys([*(name for name in COMMON if name in columns), *texts]))
+    keys = list(dict.fromkeys([*(name for name in (*COMMON, *SINGLE) if name in columns), *texts]))
     empty = [name for name in columns if name not in keys]
     groups: dict[tuple[Any, ...], list[int]] = {}
     for row in range(num_rows):
@@ -99,14 +147,16 @@ def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[s
     arguments: dict[str, Any] = {}
     for name, value in first.items():
         if name in known and value is not None:
-            is_text = isinstance(value, str | bool)
-            arguments[name] = value if is_text else np.array([columns[name][row] for row in rows])
+            is_one = name in SINGLE or isinstance(value, str | bool)
+            arguments[name] = _single(name, value) if is_one else np.array([columns[name][row] for row in rows])
     try:
         built = record(**arguments)
     except TypeError as problem:
         missing = str(problem).partition("argument")[2].lstrip("s: ").strip()
         raise InvalidInput(f"{first['family']} lacks {missing}") from None
     timing = {name: first[name] for name in ("timer", "cache", "engine") if first.get(name)}
+    if "engine" in timing:
+        checked_engine(timing["engine"])
     prediction = predict_kernel(built, first["gpu"], **timing, profile=profile)
     values = {name: getattr(prediction, name) for name in ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "basis")}
     values["bound_by"] = prediction.analysis.bound_by
@@ -114,6 +164,10 @@ def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[s
         spread = np.broadcast_to(array, len(rows)).tolist()
         for place, row in enumerate(rows):
             added[name][row] = spread[place]
+
+
+def _single(name: str, value: Any) -> Any:
+    return units.parse(name, value) if name in RATES and isinstance(value, str) else value
 
 
 # ---- files -------------------------------------------------------------------------------------------------------
@@ -142,7 +196,10 @@ def read(path: Path) -> dict[str, list[Any]]:
         ragged = next((place for place, line in enumerate(lines) if len(line) != len(header)), None)
         if ragged is not None:
             raise InvalidInput(f"{path}, row {ragged + 1} has {len(lines[ragged])} cells, the header {len(header)}")
-        columns = {name.strip(): [_value(line[place]) for line in lines] for place, name in enumerate(header)}
+        names = [name.strip() for name in header]
+        if twice := next((name for name in names if name and names.count(name) > 1), None):
+            raise InvalidInput(f"{path} has the column {twice!r} twice")
+        columns = {name: [_value(line[place]) for line in lines] for place, name in enumerate(names)}
     if not columns or not next(iter(columns.values())):
         raise InvalidInput(f"{path} has no rows")
     return columns

@@ -96,3 +96,7 @@ def _discard_output() -> None:
 def _fail(sentence: str, exit_code: int) -> int:
     print(f"tilecast: {sentence}", file=sys.stderr)
     return exit_code
+
+
+if __name__ == "__main__":
+    main()

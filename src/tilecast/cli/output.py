@@ -16,12 +16,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 def output_options(function: F) -> F:
     """--json, --csv and --as-python, for any command."""
     for option in (
-        click.option("--as-python", "as_python", is_flag=True, help="Print the equivalent Python call and stop."),
-        click.option("--csv", "as_csv", is_flag=True, help="CSV on stdout, SI units."),
-        click.option("--json", "as_json", is_flag=True, help="JSON on stdout, SI units."),
+        click.option("--as-python", "as_python", is_flag=True, callback=_alone, help="Print the equivalent Python call and stop."),
+        click.option("--csv", "as_csv", is_flag=True, callback=_alone, help="CSV on stdout, SI units."),
+        click.option("--json", "as_json", is_flag=True, callback=_alone, help="JSON on stdout, SI units."),
     ):
         function = option(function)
     return function
+
+
+def _alone(ctx: click.Context, option: click.Parameter, given: bool) -> bool:
+    """Before any work: a command may write a file before it comes to its output."""
+    if given and ctx.meta.setdefault("tilecast.output", option.name) != option.name:
+        raise InvalidInput("--json, --csv and --as-python exclude one another")
+    return given
 
 
 def set_option(function: F) -> F:
@@ -37,8 +44,6 @@ def profile_option(function: F) -> F:
 
 def emit(report: Report, *, as_json: bool, as_csv: bool, as_python: bool) -> None:
     """Print the report the way that was asked for."""
-    if as_json + as_csv + as_python > 1:
-        raise InvalidInput("--json, --csv and --as-python exclude one another")
     if as_python:
         click.echo(report.python)
     elif as_json or as_csv:
@@ -49,6 +54,12 @@ def emit(report: Report, *, as_json: bool, as_csv: bool, as_python: bool) -> Non
         from tilecast.report.renderers import console
 
         console.show(report)
+
+
+def refuse_as_python(**asked: object) -> None:
+    """Options that no single Python call stands for: refused with --as-python rather than dropped."""
+    if names := [f"--{name.replace('_', '-')}" for name, value in asked.items() if value]:
+        raise InvalidInput(f"--as-python has no call for {' and '.join(names)}: leave one or the other out")
 
 
 def overrides_from(assignments: tuple[str, ...], flag: str = "--set", example: str = "num_sms=144") -> dict[str, str]:

@@ -6,12 +6,12 @@ import click
 
 from tilecast import hardware, units
 from tilecast.cli.files import target, write_whole
-from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, say, set_option
+from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, refuse_as_python, say, set_option
 from tilecast.cli.ranges import is_comparison, numbers
 from tilecast.engines.predict import Part, Prediction, predict
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
-from tilecast.workloads.requests import read_requests
+from tilecast.workloads.requests import read_requests, unused_columns
 
 if TYPE_CHECKING:
     from tilecast.diagnosis.what_if import Why
@@ -65,10 +65,12 @@ def command(
     if not requests_path and (missing := [f"--{name}" for name in sizes if given[name] is None]):
         raise InvalidInput(f"{', '.join(missing)} missing: give {', '.join(f'--{name}' for name in sizes)}, or --requests FILE.csv")
     output = {"as_json": as_json, "as_csv": as_csv, "as_python": as_python}
-    if sum(output.values()) > 1:
-        raise InvalidInput("--json, --csv and --as-python exclude one another")
+    if as_python:
+        refuse_as_python(html=html_path, trace=trace_path)
     page, timeline = target("--html", html_path, (".html", ".htm")), target("--trace", trace_path, (".json",))
     requests = read_requests(requests_path) if requests_path else None
+    if requests_path and (unused := unused_columns(requests_path)):
+        say(f"{requests_path}: not used: {', '.join(unused)}; a request is its input_tokens and output_tokens")
     overrides = overrides_from(assignments)
     line = command_line(
         "predict", model, gpu=gpu, **_said(given), requests=requests_path, concurrency=concurrency, engine_set=engine_assignments,
@@ -104,24 +106,27 @@ def command(
     given |= {name: numbers(f"--{name}", given[name])[0] for name in ("tp", "batch") if given[name] is not None}
     if note := hardware.resolution_note(gpu):
         say(note)
-    python = _python(model, gpu, given, requests, overrides)
+    python = _python(model, gpu, given, requests, overrides, why)
     asked = {"model": model, "gpu": gpu, **given, "requests": requests, "overrides": overrides}
     prediction = predict(**asked)
     for warning in prediction.warnings:
         say(warning)
     reasons = None
-    if (why or page is not None) and not as_python:
+    if as_python:
+        emit(Report(answer="", python=python), **output)
+        return
+    if why or page is not None:
         from tilecast.diagnosis.what_if import why as reasons_of
 
         reasons = reasons_of(prediction, asked)
     report = predict_report(prediction, line, python, breakdown, reasons if why else None)
-    if page is not None and not as_python:
+    if page is not None:
         from tilecast.report.figures import figures
         from tilecast.report.renderers import predict_html
 
         report.payload["figures"] = figures(prediction, asked)
         write_whole("--html", page, predict_html.page(report, reasons.to_dict() if reasons else None))
-    if timeline is not None and not as_python:
+    if timeline is not None:
         from tilecast.report.renderers import chrome_trace
 
         write_whole("--trace", timeline, chrome_trace.text(prediction, asked, line))
@@ -240,7 +245,9 @@ def _said(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in silent or value != silent[name]}
 
 
-def _python(model: str, gpu: str, given: dict[str, Any], requests: list[tuple[int, int]] | None, overrides: dict[str, str]) -> str:
+def _python(
+    model: str, gpu: str, given: dict[str, Any], requests: list[tuple[int, int]] | None, overrides: dict[str, str], why: bool = False
+) -> str:
     default = {"engine": "sglang", "tp": 1}
     arguments = {name: value for name, value in _said(given).items() if value is not None and value != default.get(name)}
     if requests is not None:
@@ -248,4 +255,7 @@ def _python(model: str, gpu: str, given: dict[str, Any], requests: list[tuple[in
     if overrides:
         arguments["overrides"] = overrides
     more = "".join(f", {name}={value!r}" for name, value in arguments.items())
-    return f"import tilecast\ntilecast.predict({model!r}, gpu={gpu!r}{more})"
+    if not why:
+        return f"import tilecast\ntilecast.predict({model!r}, gpu={gpu!r}{more})"
+    asked = f"asked = dict(model={model!r}, gpu={gpu!r}{more})"
+    return f"import tilecast\nfrom tilecast.diagnosis.what_if import why\n{asked}\nwhy(tilecast.predict(**asked), asked)"

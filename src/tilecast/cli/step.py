@@ -6,7 +6,7 @@ import click
 
 from tilecast import hardware, units
 from tilecast.cli.files import target, write_whole
-from tilecast.cli.output import command_line, emit, output_options, overrides_from, say, set_option
+from tilecast.cli.output import command_line, emit, output_options, overrides_from, refuse_as_python, say, set_option
 from tilecast.engines.step import predict_step
 from tilecast.engines.step_parts import StepPart, StepPrediction
 from tilecast.errors import InvalidInput
@@ -80,6 +80,7 @@ def command(
     arguments = {**said, **({"optimizer": rule} if rule != "adamw" else {}), **({"overrides": overrides} if overrides else {})}
     python = f"import tilecast\ntilecast.step({model!r}, {gpu!r}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
     if as_python:
+        refuse_as_python(trace=trace_path)
         emit(Report(answer="", python=python), as_json=as_json, as_csv=as_csv, as_python=as_python)
         return
     found = predict_step(model, gpu, optimizer=rule, overrides=overrides, draw=timeline is not None, **given)

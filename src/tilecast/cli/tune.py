@@ -16,10 +16,10 @@ from tilecast.hardware import GpuSpec
 from tilecast.report import Grid, Report, versions
 from tilecast.tuning.defaults import ENGINES
 from tilecast.tuning.engine_files import check_folder, contents, file_dtype, write
-from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Tuned, gemm_layer, ranked, shipped_ranking, space_for, tune
+from tilecast.tuning.explain import explain as explained
+from tilecast.tuning.explain import words
+from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Tuned, gemm_layer, space_for, tune
 from tilecast.tuning.space import CHOICES, PARAMETERS, space_of
-
-RUNNERS_UP = 3
 
 
 @click.group(name="tune")
@@ -82,6 +82,9 @@ def moe(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str |
 @search_options
 def gemm(n: int, k: int, **asked: Any) -> None:
     """A block-scaled FP8 GEMM."""
+    for name, size in (("n", n), ("k", k)):
+        if size < 1:
+            raise InvalidInput(f"--{name} {size} must be a whole number of at least 1")
     _run(gemm_layer(n, k), asked, command_line("tune", "gemm", n=n, k=k, **_shown(asked)))
 
 
@@ -97,7 +100,11 @@ def explain(model: str | None, tp: int, ep: int, dtype: str | None, histogram: s
     if len(counts) != 1:
         raise InvalidInput(f"--tokens {asked['tokens']!r}: explain looks at one number of tokens")
     line = command_line("tune", "explain", model=model, tp=tp, ep=ep, dtype=dtype, histogram=histogram, config=configs, **_shown(asked))
-    emit(_explained(layer, _gpu(asked), asked["engine"], counts[0], configs, limited(asked["limits"]), line), **output)
+    given, choices = [_config(text) for text in configs], limited(asked["limits"])
+    arguments = {"engine": asked["engine"], "num_tokens": counts[0], **({"configs": given} if given else {}), **_limits(asked)}
+    imports = "from tilecast import hardware\nfrom tilecast.tuning.explain import explain\nfrom tilecast.tuning.search import Layer\n"
+    python = imports + _call("explain", layer, asked, arguments)
+    emit(_explained(layer, _gpu(asked), asked["engine"], counts[0], given, choices, line, python), **output)
 
 
 # ---- what is asked ---------------------------------------------------------------------------------------------------------------------
@@ -178,13 +185,45 @@ def _shown(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in asked.items() if name not in hidden and value not in (None, ())}
 
 
+# ---- as Python -------------------------------------------------------------------------------------------------------------------------
+
+IMPORTS = "from tilecast import hardware\nfrom tilecast.tuning.search import Layer, tune\n"
+
+
+def _call(function: str, layer: Layer, asked: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    overrides = overrides_from(asked["assignments"])
+    gpu = f"hardware.gpu({asked['gpu']!r}{f', {overrides!r}' if overrides else ''})"
+    return f"{function}({layer!r}, {gpu}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
+
+
+def _limits(asked: Mapping[str, Any]) -> dict[str, Any]:
+    return {"choices": {name: list(values) for name, values in limited(asked["limits"]).items()}} if asked["limits"] else {}
+
+
+def _tune_python(layer: Layer, asked: Mapping[str, Any]) -> str:
+    tokens = {"tokens": token_counts(asked["tokens"])} if asked["tokens"] else {}
+    arguments = {"engine": asked["engine"], **tokens, "shortlist": asked["shortlist"], **_limits(asked)}
+    call = _call("tune", layer, asked, arguments)
+    lines = [IMPORTS.rstrip()]
+    if asked["measure"]:
+        lines.append("from tilecast.tuning.runners.base import runner_for")
+        call = f"{call[:-1]}, time_s=runner_for({asked['measure']!r}).time_s)"
+    if not asked["folder"]:
+        return "\n".join([*lines, call])
+    lines += ["from pathlib import Path", "from tilecast.tuning.engine_files import contents, write", f"tuned = {call}"]
+    return "\n".join([*lines, f"write(Path({asked['folder']!r}), contents(tuned, {asked['triton_version']!r}))"])
+
+
 # ---- what is said ----------------------------------------------------------------------------------------------------------------------
 
 
 def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
     output = {name: asked.pop(name) for name in ("as_json", "as_csv", "as_python")}
     folder = check_folder(asked["folder"]) if asked["folder"] else None
-    gpu = _gpu(asked)
+    gpu, tokens, choices, python = _gpu(asked), token_counts(asked["tokens"]), limited(asked["limits"]), _tune_python(layer, asked)
+    if output["as_python"]:
+        emit(Report(answer="", python=python), **output)
+        return
     timer = None
     if asked["measure"]:
         from tilecast.tuning.runners.base import runner_for
@@ -192,16 +231,15 @@ def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
         timer = runner_for(asked["measure"]).time_s
     started = time.perf_counter()
     tuned = tune(
-        layer, gpu, engine=asked["engine"], tokens=token_counts(asked["tokens"]), shortlist=asked["shortlist"],
-        choices=limited(asked["limits"]), time_s=timer,
+        layer, gpu, engine=asked["engine"], tokens=tokens, shortlist=asked["shortlist"], choices=choices, time_s=timer,
     )  # fmt: skip
     spent_s = time.perf_counter() - started
     files = contents(tuned, asked["triton_version"])
-    report = tuned_report(tuned, spent_s, line, [str(path) for path in write(folder, files)] if folder else [], files)
+    report = tuned_report(tuned, spent_s, line, [str(path) for path in write(folder, files)] if folder else [], files, python)
     emit(report, **output)
 
 
-def tuned_report(tuned: Tuned, spent_s: float, line: str, written: Sequence[str], files: Mapping[str, str]) -> Report:
+def tuned_report(tuned: Tuned, spent_s: float, line: str, written: Sequence[str], files: Mapping[str, str], python: str) -> Report:
     records = [record(choice) for choice in tuned.choices]
     rows = [
         (str(choice.num_tokens), words(choice.config), words(choice.down_config) if choice.down_config else "-", words(choice.default),
@@ -229,8 +267,7 @@ def tuned_report(tuned: Tuned, spent_s: float, line: str, written: Sequence[str]
             "versions": versions(),
         },
         records=[flat(choice) for choice in tuned.choices],
-        python="from tilecast import hardware\nfrom tilecast.tuning.search import Layer, tune\n"
-               f"tune({layer!r}, hardware.gpu({tuned.gpu.id!r}), engine={tuned.engine!r})",
+        python=python,
         command=line,
     )  # fmt: skip
 
@@ -249,11 +286,6 @@ def flat(choice: Choice) -> dict[str, Any]:
     return {"num_tokens": choice.num_tokens, **choice.config, **{f"speedup_{name}": value for name, value in gain.items()}}
 
 
-def words(config: Mapping[str, int]) -> str:
-    m, n, k, group, warps, stages = (config[name] for name in PARAMETERS.values())
-    return f"{m}x{n}x{k} g{group} w{warps} s{stages}"
-
-
 def _gain_words(choice: Choice) -> str:
     gain = choice.gain
     if gain is None:
@@ -262,30 +294,10 @@ def _gain_words(choice: Choice) -> str:
 
 
 def _explained(
-    layer: Layer, gpu: GpuSpec, engine: str, num_tokens: int, configs: Sequence[str], choices: Mapping[str, Sequence[int]], line: str
-) -> Report:
-    ranking, space = shipped_ranking(), space_for(layer, gpu, choices)
-    tuned = tune(layer, gpu, engine=engine, tokens=(num_tokens,), shortlist=1 + RUNNERS_UP, choices=choices, ranking=ranking)
-    choice = tuned.choices[0]
-    compared = {"choice": choice.config, "default": choice.default}
-    compared |= {f"runner-up {number}": config for number, config in enumerate(choice.shortlist[1:], start=1)}
-    compared |= {f"given {number}": _config(text) for number, text in enumerate(configs, start=1)}
-    found = ranked(layer.launch(num_tokens, "w13"), gpu, space, ranking)
-    order = np.argsort(np.argsort(-found.logit, kind="stable"), kind="stable")
-    records: list[dict[str, Any]] = []
-    for name, config in compared.items():
-        row = space.find(config)
-        if row is None:
-            if name.startswith("given"):
-                raise InvalidInput(f"--config {words(config)} is not in the space: it does not fit {gpu.id}, or --only left it out")
-            continue
-        one = found.account
-        records.append({
-            "what": name, "config": words(config), "rank": int(order[row]) + 1, "num_tasks": float(one.tasks[row]),
-            "blocks_per_sm": float(one.resident[row]), "waves": float(one.waves[row]), "tail_fraction": float(one.tail[row]),
-            "padding_fraction": float(1 - 1 / one.padding[row]), "l2_bytes": float(one.l2_bytes[row]),
-            "dram_bytes": float(one.dram_bytes[row]), "analytic_s": float(one.analytic_s[row]),
-        })  # fmt: skip
+    layer: Layer, gpu: GpuSpec, engine: str, num_tokens: int, configs: Sequence[Mapping[str, int]], choices: Mapping[str, Sequence[int]],
+    line: str, python: str,
+) -> Report:  # fmt: skip
+    records = explained(layer, gpu, engine=engine, num_tokens=num_tokens, configs=configs, choices=choices)
     columns = ("configuration", "", "rank", "tasks", "blocks/SM", "waves", "tail", "padding", "L2 reads", "DRAM", "analytic")
     rows = [
         (entry["config"], entry["what"], str(entry["rank"]), f"{entry['num_tasks']:,.0f}", f"{entry['blocks_per_sm']:.0f}",
@@ -294,12 +306,12 @@ def _explained(
         for entry in records
     ]  # fmt: skip
     return Report(
-        answer=why(records, num_tokens, len(space)),
+        answer=why(records, num_tokens, len(space_for(layer, gpu, choices))),
         grids=[Grid(title="First pass (w13)", columns=columns, rows=rows, right=frozenset(columns[2:]), spare=("tasks", "rank"))],
         payload={"schema": "tilecast.tune-explain/1", "gpu": gpu.id, "num_tokens": num_tokens, "configurations": records,
                  "versions": versions()},
         records=records,
-        python=f"from tilecast.tuning.account import account\naccount({layer.launch(num_tokens, 'w13')!r}, gpu, space)",
+        python=python,
         command=line,
     )  # fmt: skip
 

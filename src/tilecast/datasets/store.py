@@ -21,7 +21,7 @@ from tilecast.datasets.sources.base import DataSource, Table
 from tilecast.errors import MissingData, UnknownName
 
 SOURCE_FOLDER = Path(__file__).parent / "sources"
-NOT_SOURCES = ("__init__", "base", "folder", "extra_tables")
+NOT_SOURCES = ("__init__", "base", "folder")
 
 Progress = Callable[[str, int, int], None]  # (what, done, total)
 
@@ -130,6 +130,6 @@ def _fingerprint(raw: str) -> str:
 def _code_hash() -> str:
     """Of the readers and checks: a changed one makes what it wrote stale."""
     digest = hashlib.sha256()
-    for path in sorted([*Path(__file__).parent.glob("*.py"), *SOURCE_FOLDER.glob("*.py"), Path(__file__).parents[1] / "dtypes.py"]):
+    for path in sorted([*Path(__file__).parent.glob("*.py"), *SOURCE_FOLDER.rglob("*.py"), Path(__file__).parents[1] / "dtypes.py"]):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -119,6 +119,8 @@ HOST_NAMES = frozenset(entry.name for entry in fields(Host))
 
 def with_settings(found: Engine, settings: Mapping[str, object]) -> Engine:
     """`found` with numbers of its file set otherwise, by their name there or by the engine's own flag for them."""
+    if not isinstance(settings, Mapping):
+        raise InvalidInput(f"engine_settings = {settings!r} must name settings and their values, such as {{'block_size': 16}}")
     facts = _facts(found.name)
     names = {entry["flag"]: name for name, entry in facts.items() if "flag" in entry}
     numbers = {name for name, entry in facts.items() if isinstance(entry["value"], int | float)}

@@ -53,7 +53,7 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def profile_from_run(run: Mapping[str, Any], gpu: str | GpuSpec) -> Profile:
-    spec = hardware.gpu(gpu) if isinstance(gpu, str) else gpu
+    spec = hardware.gpu(gpu)
     return profiles.made(spec, evidence_from_run(run, spec), num_runs=1)
 
 

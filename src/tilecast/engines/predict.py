@@ -336,7 +336,7 @@ def set_up(
     overrides: Mapping[str, object] | None = None,
 ) -> Setup:
     config = requantised(model_config(model), quant)
-    spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
+    spec = hardware.gpu(gpu, overrides)
     runs = with_settings(engine_named(engine), engine_settings) if engine_settings else engine_named(engine)
     _check_dtypes(config, spec, kv_dtype)
     shard = sharded(config, tp, pp=pp, ep=ep, dp=dp_attention)  # first what the model allows, then what the box does

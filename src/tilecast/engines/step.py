@@ -134,7 +134,7 @@ def predict_layouts(
     draw: bool = False,
 ) -> list[StepPrediction]:
     """The same step under many layouts, each exactly what `predict_step` says of it; kernels that several share are priced once."""
-    spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
+    spec = hardware.gpu(gpu, overrides)
     if runtime not in RUNTIMES:
         raise InvalidInput(f"runtime = {runtime!r} must be one of {', '.join(RUNTIMES)}")
     if dtype not in DTYPES:

@@ -23,5 +23,5 @@ class Protocol:
 
     def __post_init__(self) -> None:
         for name, allowed in (("timer", TIMERS), ("cache", CACHES)):
-            if getattr(self, name) not in allowed:
+            if getattr(self, name) not in tuple(allowed):
                 raise InvalidInput(f"{name} = {getattr(self, name)!r} must be one of {', '.join(allowed)}")

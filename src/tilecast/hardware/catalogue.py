@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tilecast.errors import MissingData, SpecError, UnknownName
+from tilecast.errors import InvalidInput, MissingData, SpecError, UnknownName
 from tilecast.hardware.node_spec import NodeSpec, node_from
 from tilecast.hardware.spec import GpuSpec, spec_from, with_overrides
 
@@ -33,15 +33,18 @@ def gpus() -> Iterator[GpuSpec]:
     return map(_catalogued, gpu_ids())
 
 
-def gpu(name: str, overrides: Mapping[str, object] | None = None) -> GpuSpec:
-    """The GPU called `name`: an id, the vendor's device string, an alias in any case and spacing, or the path of a TOML file.
+def gpu(name: str | Path | GpuSpec, overrides: Mapping[str, object] | None = None) -> GpuSpec:
+    """The GPU called `name`: an id, the vendor's device string, an alias in any case and spacing, or the path of a TOML file; or itself.
 
     >>> gpu("NVIDIA H100 80GB HBM3").id
     'h100-sxm'
     >>> gpu("h100-sxm", {"num_sms": 144}).tensor_flop_per_s["bf16"] / gpu("h100-sxm").tensor_flop_per_s["bf16"] * 132
     144.0
     """
-    return with_overrides(_resolve(name)[0], overrides or {})
+    if not isinstance(name, str | Path | GpuSpec):
+        raise InvalidInput(f"gpu = {name!r} must be the name of a GPU such as 'h100-sxm', the path of a TOML file, or a GpuSpec")
+    spec = name if isinstance(name, GpuSpec) else _resolve(str(name))[0]
+    return spec if overrides is None else with_overrides(spec, overrides)
 
 
 def as_catalogued(spec: GpuSpec) -> GpuSpec:
@@ -57,6 +60,8 @@ def resolution_note(name: str) -> str | None:
 
 def node(name: str) -> NodeSpec:
     """The node called `name`: an id, or the path of a TOML file."""
+    if not isinstance(name, str):
+        raise InvalidInput(f"node = {name!r} must be the name of a node such as 'dgx-h100', or the path of a TOML file")
     if name.endswith(".toml"):
         return _from_file(Path(name), node_from)
     folded = name.strip().lower().replace("_", "-").replace(" ", "-")

@@ -392,8 +392,10 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
     Peaks follow the SM count and their clock; the tensor clock follows the boost clock; the pin rate follows the bandwidth. What is
     overridden itself stays as given, and its per-clock rate follows instead.
     """
-    if not overrides:
+    if isinstance(overrides, Mapping) and not overrides:
         return spec
+    if not isinstance(overrides, Mapping) or not all(isinstance(fact, str) for fact in overrides):
+        raise InvalidInput(f"overrides = {overrides!r} must name facts and their values, such as {{'num_sms': 144}}")
     asked = {fact: number(_known_fact(spec, fact), raw) for fact, raw in overrides.items()}
     facts = spec.facts()
     if all(facts.get(fact) == value for fact, value in asked.items()):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tilecast.dtypes import DTYPES, quantisation
-from tilecast.errors import InvalidInput
+from tilecast.errors import InvalidInput, shown
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import matrix_rate
 from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
@@ -31,8 +31,8 @@ from tilecast.kernels.attention_loops import (
     newest_sglang,
     resolved,
 )
-from tilecast.kernels.base import flag, sizes
-from tilecast.kernels.requests import Requests, checked_lengths, over_requests, ragged, uniform
+from tilecast.kernels.base import count, flag, sizes
+from tilecast.kernels.requests import Requests, asked_lengths, checked_lengths, lengths, over_requests, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
 MASK_FLOP = 24.0  # of a score whose key may lie before a window: positions, two comparisons, a choice, and the tile's own "is any left"
@@ -66,20 +66,25 @@ def _windows(raw: Any) -> Floats:
     """(L, 1); None, an empty cell or nan means no window."""
     if raw is None:
         return np.full((1, 1), np.inf)
-    values = np.atleast_1d(np.array([np.inf if value is None else value for value in np.atleast_1d(np.asarray(raw, dtype=object))]))
     try:
+        values = np.atleast_1d(np.array([np.inf if value is None else value for value in np.atleast_1d(np.asarray(raw, dtype=object))]))
         floats = values.astype(np.float64)
     except (TypeError, ValueError):
-        raise InvalidInput(f"window = {raw!r} must be a whole number of at least 1, or nothing") from None
+        floats = np.empty(0)
+    if floats.ndim != 1 or not len(floats):
+        raise InvalidInput(f"window = {shown(raw)} must be a whole number of at least 1, or nothing")
     floats = np.where(np.isnan(floats), np.inf, floats)
     if np.any(floats < 1) or np.any(np.isfinite(floats) & (floats != np.floor(floats))):
-        raise InvalidInput(f"window = {floats[floats < 1][0] if np.any(floats < 1) else raw} must be a whole number of at least 1")
+        low = f"{floats[floats < 1][0]:g}" if np.any(floats < 1) else shown(raw)
+        raise InvalidInput(f"window = {low} must be a whole number of at least 1, or nothing")
     return np.asarray(floats[:, None])
 
 
 def cache_bytes_of(kv_dtype: Any, default: str) -> tuple[Floats, np.ndarray]:
     """Bytes of a cached element (L, 1) and the names of the dtypes (L,)."""
-    given = [kv_dtype] if kv_dtype is None or isinstance(kv_dtype, str) else np.atleast_1d(np.asarray(kv_dtype, dtype=object))
+    given: Any = [kv_dtype] if kv_dtype is None or isinstance(kv_dtype, str) else np.atleast_1d(np.asarray(kv_dtype, dtype=object))
+    if np.ndim(given) != 1 or not len(given):
+        raise InvalidInput(f"kv_dtype = {shown(kv_dtype)} must be a dtype, or a list of them")
     names = [default if name is None else str(name) for name in given]
     table = {name: quantisation(name).activation.bytes for name in sorted(set(names))}
     return np.array([[table[name]] for name in names]), np.array(names)
@@ -330,19 +335,17 @@ class _Attention:
         return newest_sglang(gpu)
 
 
-def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, q_len: Any) -> Shape:
+def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, decode: bool) -> Shape:
     num_kv_heads = kernel.num_heads if kernel.num_kv_heads is None else kernel.num_kv_heads
     others = {"num_heads": kernel.num_heads, "num_kv_heads": num_kv_heads, "head_dim": kernel.head_dim}
     if kernel.q_lens is not None or kernel.kv_lens is not None:
-        q_lens = kernel.kv_lens if kernel.q_lens is None else kernel.q_lens
-        requests = ragged(q_lens, q_lens if kernel.kv_lens is None else kernel.kv_lens)
+        requests = lengths(kernel.q_lens, kernel.kv_lens, kernel.q_len, decode=decode)
         size = sizes(**others)
         if len(size["num_heads"]) not in (1, len(requests.q)):
             raise InvalidInput(f"{len(requests.q)} ragged batches, but {len(size['num_heads'])} values of num_heads or head_dim")
     else:
-        if q_len is None:
-            raise InvalidInput("q_len is missing: give q_len and kv_len, or q_lens and kv_lens")
-        requests, size = uniform(kernel.batch, q_len, q_len if kernel.kv_len is None else kernel.kv_len, **others)
+        q_len, kv_len = asked_lengths(kernel.q_len, kernel.kv_len, decode=decode)
+        requests, size = uniform(kernel.batch, q_len, kv_len, **others)
     checked_lengths(requests)
     heads, kv_heads, dim = size["num_heads"], size["num_kv_heads"], size["head_dim"]
     if np.any(heads % kv_heads):
@@ -396,13 +399,17 @@ class AttentionDecode(_Attention):
 
 def _tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool) -> TaskSet:
     identity = resolved(kernel.identity, gpu)
-    q_len = 1 if decode and kernel.q_len is None else kernel.q_len
-    shape = _shape(kernel, gpu, identity, q_len=q_len)
+    shape = _shape(kernel, gpu, identity, decode=decode)
     using = attention_constants()
     if identity == "unfused":
         return unfused_tasks(shape, gpu, protocol, using)
     return fused_tasks(
-        shape, attention_loop(identity, shape, gpu, using, decode=decode, engine=kernel.engine), gpu, protocol, using, kernel.split
+        shape,
+        attention_loop(identity, shape, gpu, using, decode=decode, engine=kernel.engine),
+        gpu,
+        protocol,
+        using,
+        count(kernel.split, "split"),
     )
 
 

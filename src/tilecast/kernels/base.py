@@ -1,10 +1,13 @@
 """What a kernel is: a frozen record of launch parameters, one shape or a million, that can split itself into tasks for a GPU."""
 
+from collections.abc import Mapping
+from operator import index
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from tilecast.errors import InvalidInput
+from tilecast.dtypes import QUANTISATIONS
+from tilecast.errors import InvalidInput, UnknownName, shown
 from tilecast.execution import Analysis, Once, Priced, TaskSet, price
 from tilecast.execution import Protocol as Timing
 from tilecast.execution.tasks import Floats
@@ -32,15 +35,22 @@ def sizes(*, at_least: int = 1, **named: Any) -> dict[str, Floats]:
         return {name: np.array([[value]]) for name, value in plain.items()}
     columns: dict[str, Floats] = {}
     for name, raw in named.items():
-        values = np.atleast_1d(np.asarray(raw))
+        try:
+            values = np.atleast_1d(np.asarray(raw))
+        except ValueError:  # lists of different lengths inside a list
+            values = np.empty(0, dtype=object)
         if values.dtype == bool or values.dtype.kind not in "iuf" or values.ndim != 1:
-            raise InvalidInput(f"{name} = {raw!r} must be a whole number, or a list of them")
+            limit = f" of at most {LARGEST:,.0f}" if type(raw) is int else ""  # beyond 64 bits
+            raise InvalidInput(f"{name} = {shown(raw)} must be a whole number{limit}, or a list of them")
+        if not len(values):
+            raise InvalidInput(f"{name} = {shown(raw)} must hold at least one whole number")
         floats = values.astype(np.float64)
         bad = ~((floats == np.floor(floats)) & (floats >= at_least) & (floats <= LARGEST))  # nan is none of these
         if bad.any():
             row = int(np.argmax(bad))
             where = f" (launch {row})" if len(values) > 1 else ""
-            raise InvalidInput(f"{name} = {values[row]}{where} must be a whole number of at least {at_least}")
+            limit = f"at most {LARGEST:,.0f}" if floats[row] > LARGEST else f"at least {at_least}"
+            raise InvalidInput(f"{name} = {values[row]}{where} must be a whole number of {limit}")
         columns[name] = floats[:, None]
     lengths = {len(values) for values in columns.values()} - {1}
     if len(lengths) > 1:
@@ -65,14 +75,68 @@ def _plain(named: dict[str, Any], at_least: int) -> dict[str, float] | None:
     return floats
 
 
+def count(given: Any, name: str) -> int | None:
+    """A number that holds for all launches, such as the parts of a split: a whole number of at least 1, or None."""
+    if given is None:
+        return None
+    try:
+        plain = index(given)
+    except TypeError:
+        plain = 0
+    if isinstance(given, bool) or plain < 1:
+        raise InvalidInput(f"{name} = {shown(given)} must be a whole number of at least 1")
+    return plain
+
+
+def above_zero(given: Any, name: str) -> float:
+    """A rate or a factor that holds for all launches: a number above 0."""
+    is_number = isinstance(given, int | float | np.integer | np.floating) and not isinstance(given, bool)
+    if not is_number or not 0 < given < np.inf:
+        raise InvalidInput(f"{name} = {shown(given)} must be a number above 0")
+    return float(given)
+
+
 def flag(given: Any, name: str) -> Any:
     """A parameter that is true or false: itself, or a column (L, 1) of them; 1 and 0 will do."""
     if isinstance(given, bool):
         return given
-    values = np.asarray(given)
-    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
-        raise InvalidInput(f"{name} = {given!r} must be true or false")
+    try:
+        values = np.asarray(given)
+    except ValueError:
+        values = np.empty(0, dtype=object)
+    if values.dtype.kind not in "biuf" or not values.size or not np.isin(values, (0, 1)).all():
+        raise InvalidInput(f"{name} = {shown(given)} must be true or false")
     return values.astype(bool).reshape(-1, 1)
+
+
+RAGGED = ("q_lens", "kv_lens", "tile")  # lists that are no list of launches
+
+
+def check_asked(kernel: Any, engine: Any) -> None:
+    """Whether this is a kernel at all, and its names are names: sizes are for its own file to check."""
+    if isinstance(kernel, type) or not (hasattr(kernel, "tasks") or hasattr(kernel, "analyse")):
+        raise InvalidInput(f"kernel = {shown(kernel)} must be a launch such as Gemm(m=512, n=4096, k=4096): see tilecast.kernels")
+    if not isinstance(kernel.dtype, str):
+        raise UnknownName.among("dtype", kernel.dtype, QUANTISATIONS)
+    identity = getattr(kernel, "identity", None)
+    if identity is not None and not isinstance(identity, str):
+        raise InvalidInput(f"identity = {shown(identity)} of {kernel.family} must be a name, or None for what the engine would run")
+    for name in (engine, getattr(kernel, "engine", None) or engine):
+        if not isinstance(name, str):
+            raise InvalidInput(f"engine = {shown(name)} must be a name such as 'sglang'")
+
+
+def check_lists(given: Mapping[str, Any]) -> None:
+    """Lists of launches are of one length, or of one entry; true and false vary along sizes that do."""
+    lists = {name: value for name, value in given.items() if isinstance(value, list | tuple | np.ndarray) and name not in RAGGED}
+    lengths = {name: len(value) for name, value in lists.items() if np.ndim(value[:1]) == 1 and len(value) > 1}
+    if len(set(lengths.values())) > 1:
+        raise InvalidInput(
+            f"parameters have different numbers of launches: {', '.join(f'{name} {size}' for name, size in lengths.items())}"
+        )
+    if lengths and all(isinstance(lists[name][0], bool | np.bool_) for name in lengths):
+        name = next(iter(lengths))
+        raise InvalidInput(f"{name} has {lengths[name]} values, but every size is one number: give a size as a list of {lengths[name]} too")
 
 
 def execution_of(kernel: Any, gpu: GpuSpec, protocol: Timing) -> Analysis:

@@ -22,7 +22,7 @@ from tilecast.execution.analytic import SHARPNESS
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import above_zero, sizes
 
 IDENTITIES = ("nccl", "custom")
 LARGEST_CUSTOM = 8 * 2**20  # bytes: engines hand larger messages to NCCL
@@ -106,6 +106,7 @@ class _Collective(ABC):
     node: str | NodeSpec | None = None
     link_bytes_per_s: float | None = None
     network_bytes_per_s: float | None = None
+    latency_factor: float | None = None  # what if: of the start and of every hop
     dtype: str = "bf16"
     identity: str | None = None
 
@@ -122,7 +123,7 @@ class _Collective(ABC):
     def analyse(self, gpu: GpuSpec, protocol: Protocol) -> Analysis:
         """The same account as a kernel's, with two pipelines: link and network."""
         number_format(self.dtype)
-        using, node = collective_constants(), node_of(gpu, self.node)
+        using, node = self._constants(), node_of(gpu, self.node)
         identity = self.identity or "nccl"
         if identity not in IDENTITIES:
             raise InvalidInput(f"identity = {identity!r} must be one of {', '.join(IDENTITIES)}")
@@ -130,8 +131,9 @@ class _Collective(ABC):
         ways = [way for way in self.ways(group) if not way.by_engine or identity == "custom"]
         if not node.reduces_in_switch:
             ways = [way for way in ways if not way.in_switch]
-        overhead_s = self._overhead_s(group, gpu, protocol, identity)
-        times = np.stack([np.where(way.usable, _way_s(way, group, using, gpu), np.inf) for way in ways]) + overhead_s
+        overhead_s = self._overhead_s(group, gpu, protocol, identity, using)
+        costs = [_cost(way, group, using, gpu) for way in ways]
+        times = np.stack([np.where(way.usable, cost.total_s, np.inf) for way, cost in zip(ways, costs, strict=True)]) + overhead_s
         link_bytes, network_bytes = self.least_volume(group, node)
         demand = {"link": link_bytes / group.link_bytes_per_s, "network": network_bytes / group.network_bytes_per_s}
         bound_s = np.maximum(demand["link"], demand["network"])
@@ -142,11 +144,15 @@ class _Collective(ABC):
         analytic_s = np.maximum(analytic_s, bound_s)
 
         none = np.zeros_like(bound_s)
-        slower = np.where(demand["network"] > demand["link"], "network", "link")
+        waits_s, link_s, network_s = (
+            np.stack([getattr(cost, name) + none for cost in costs])[best, np.arange(len(best))]
+            for name in ("waits_s", "link_s", "network_s")
+        )
+        slower = np.where(network_s > link_s, "network", "link")
         return Analysis(
             bound_s=bound_s,
             analytic_s=analytic_s,
-            bound_by=np.where(analytic_s > 2.0 * bound_s + using.ramp_s, "launch", slower),
+            bound_by=np.where(np.maximum(link_s, network_s) < waits_s + overhead_s, "launch", slower),
             demand_s=demand,
             busy_s={"link": link_bytes / group.reached_bytes_per_s, "network": demand["network"] / using.link_fraction},
             placement=Placement(num_tasks=group.ranks, busiest_tasks=none + 1.0, waves=none + 1.0, tail_fraction=none),
@@ -155,14 +161,27 @@ class _Collective(ABC):
             variant=np.asarray([way.name for way in ways])[best],
         )
 
-    def _overhead_s(self, group: Group, gpu: GpuSpec, protocol: Protocol, identity: str) -> Floats:
+    def rates(self, gpu: GpuSpec) -> dict[str, float]:
+        """What a launch is a matter of, under the names of the parameters that set it: its link, its network beyond one node, latency."""
+        group = self._group(node_of(gpu, self.node), self._constants())
+        found = {"link_bytes_per_s": float(group.link_bytes_per_s[0]), "network_bytes_per_s": float(group.network_bytes_per_s[0])}
+        return {name: rate for name, rate in found.items() if np.isfinite(rate)} | {"latency_factor": self.latency_factor or 1.0}
+
+    def _constants(self) -> CollectiveConstants:
+        using = collective_constants()
+        if self.latency_factor is None:
+            return using
+        factor = above_zero(self.latency_factor, "latency_factor")
+        return replace(using, start_s=factor * using.start_s, step_s=factor * using.step_s)
+
+    def _overhead_s(self, group: Group, gpu: GpuSpec, protocol: Protocol, identity: str, using: CollectiveConstants) -> Floats:
         """What the timer adds: to a profiler's kernel time the wait for the last rank, which starts about a start later.
 
         NCCL's tests launch back to back: their events hold no host gap. An engine's eager call also copies.
         """
         none = np.zeros_like(group.bytes)
         if identity == "nccl":
-            return none + (collective_constants().start_s if protocol.timer == "profiler" and self.waits else 0.0)
+            return none + (using.start_s if protocol.timer == "profiler" and self.waits else 0.0)
         if protocol.timer != "event":
             return none
         machine = constants()
@@ -182,7 +201,8 @@ class _Collective(ABC):
             row = int(np.argmax(ranks % per_node != 0))
             raise InvalidInput(f"num_gpus = {int(ranks[row])} must be a multiple of the {int(per_node[row])} GPUs used in each node")
         num_nodes = ranks / per_node
-        network = self.network_bytes_per_s or node.network_bytes_per_s
+        asked_network = self.network_bytes_per_s
+        network = node.network_bytes_per_s if asked_network is None else above_zero(asked_network, "network_bytes_per_s")
         if (num_nodes > 1).any() and network is None:
             asked = f"num_gpus = {int(ranks.max())} needs several {node.id}"
             raise SpecError(f"{asked}; its network is not known; give network_bytes_per_s (step: --network)")
@@ -204,9 +224,7 @@ class _Collective(ABC):
         crossings = np.where((node.topology == "pcie") & (per_node > 2), 2.0, 1.0)
         fraction = using.link_fraction / crossings
         if self.link_bytes_per_s is not None:
-            if not self.link_bytes_per_s > 0:
-                raise InvalidInput(f"link_bytes_per_s = {self.link_bytes_per_s} must be above 0")
-            return np.full_like(per_node, self.link_bytes_per_s), fraction
+            return np.full_like(per_node, above_zero(self.link_bytes_per_s, "link_bytes_per_s")), fraction
         rate = np.full_like(per_node, node.link_bytes_per_s)
         if node.topology == "mesh":  # a link of its own to each peer: fewer peers, fewer links
             rate = np.minimum(rate, node.pair_bytes_per_s * np.maximum(per_node - 1.0, 1.0))
@@ -215,15 +233,31 @@ class _Collective(ABC):
         return rate, fraction
 
 
-def _way_s(way: Way, group: Group, using: CollectiveConstants, gpu: GpuSpec) -> Floats:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one way costs. Arrays (L,)."""
+
+    waits_s: Floats | float  # start and hops
+    link_s: Floats
+    network_s: Floats
+    ramp_s: Floats | float  # filling the pipeline of chunks
+
+    @property
+    def total_s(self) -> Floats:
+        return np.asarray(self.waits_s + np.maximum(self.link_s, self.network_s) + self.ramp_s)
+
+
+def _cost(way: Way, group: Group, using: CollectiveConstants, gpu: GpuSpec) -> Cost:
     """Start, steps, the slower of link and network, and what filling the pipeline of chunks costs."""
     rate = group.switch_bytes_per_s if way.in_switch else group.reached_bytes_per_s
     copied = using.copy_steps * group.bytes / group.ranks if way.chunked else 0.0
-    transfer_s = np.maximum((way.volume + copied) / rate, way.network_volume / (group.network_bytes_per_s * using.link_fraction))
+    link_s = np.asarray((way.volume + copied) / rate)
+    network_s = np.asarray(way.network_volume / (group.network_bytes_per_s * using.link_fraction))
+    transfer_s = np.maximum(link_s, network_s)
     ramp_s = using.ramp_s * transfer_s / (using.ramp_s + transfer_s) if way.chunked else 0.0
     machine = constants()
     start_s = machine.launch_s + machine.launch_cycles / gpu.boost_clock_hz if way.by_engine else using.start_s
-    return np.asarray(start_s + way.steps * using.step_s + transfer_s + ramp_s)
+    return Cost(waits_s=start_s + way.steps * using.step_s, link_s=link_s, network_s=network_s, ramp_s=ramp_s)
 
 
 def _ring(group: Group, passes: float) -> Way:

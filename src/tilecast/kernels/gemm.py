@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.dtypes import Quantisation, quantisation
-from tilecast.errors import InvalidInput, UnknownName
+from tilecast.errors import InvalidInput, UnknownName, shown
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import l2_bytes_per_clock, launch_seconds
 from tilecast.execution.arithmetic import maximum, where
@@ -20,7 +20,7 @@ from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
 from tilecast.execution.fitted import Constants
 from tilecast.execution.tasks import Floats, Numbers, ceil_div
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import flag, launch_sizes
+from tilecast.kernels.base import count, flag, launch_sizes
 
 # Output tiles (rows, columns) that libraries ship. Tensor cores take 16 rows at the least; SIMT kernels tile for registers.
 TENSOR_TILES = ((16, 64), (16, 128), (32, 128), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
@@ -65,13 +65,13 @@ class Gemm:
     bias: Any = False
     dtype: str = "bf16"
     identity: str | None = None
-    tile: tuple[int, int] | None = None  # fix the tile instead of choosing
+    tile: tuple[int, int] | str | None = None  # fix the tile instead of choosing
     split: int | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         size = launch_sizes(m=self.m, n=self.n, k=self.k, batch=self.batch)
         m, n, k, batch = size["m"], size["n"], size["k"], size["batch"]
-        runs = _library(gpu, self.dtype, self.identity, self.tile, self.split, _any(batch > 1))
+        runs = _library(gpu, self.dtype, self.identity, self._tile(), count(self.split, "split"), _any(batch > 1))
         num_tasks = output_tiles = ceil_div(m, runs.rows) * ceil_div(n, runs.columns) * batch
         split: Numbers = float(self.split or 1)
         fewest_tiles = output_tiles.item(output_tiles.argmin())
@@ -103,6 +103,17 @@ class Gemm:
             fixed_s=fixed_s,
             variants=runs.variants,
         )
+
+    def _tile(self) -> tuple[int, int] | None:
+        """The tile asked for, checked to be two sizes; whether it fits is for `_check_tile`."""
+        if self.tile is None:
+            return None
+        given: Any = self.tile
+        if isinstance(given, str) and all(side.isdigit() for side in given.lower().split("x")):
+            given = [int(side) for side in given.lower().split("x")]
+        if not isinstance(given, tuple | list) or len(given) != 2 or not all(isinstance(side, int | np.integer) for side in given):
+            raise InvalidInput(f"tile = {shown(self.tile)} must be two whole numbers, such as (128, 64) or '128x64'")
+        return int(given[0]), int(given[1])
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run."""

@@ -26,8 +26,8 @@ from tilecast.kernels.attention_loops import (
     mma_style,
     resolved,
 )
-from tilecast.kernels.base import sizes
-from tilecast.kernels.requests import checked_lengths, ragged, uniform
+from tilecast.kernels.base import count, sizes
+from tilecast.kernels.requests import asked_lengths, checked_lengths, lengths, uniform
 
 IDENTITIES = ("flashmla", "flashinfer", "trtllm", "triton")
 EXPANDED = ("fa3", "triton_expanded")  # more of them for prefill: SGLang's with keys and values expanded, where no prefix is cached
@@ -74,7 +74,7 @@ class MlaPrefill(_Mla):
         shape = _shape(self, gpu, absorbed=False, runs_fp8=identity == "trtllm" and mma_style(gpu) == "tcgen05")
         loop = attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False, engine="trtllm" if identity == "trtllm" else None)
         loop = replace(loop, copies_queries=False, built_dims=FLASH_DIMS)  # every library built these kernels for just its heads
-        return fused_tasks(shape, loop, gpu, protocol, using, self.split)
+        return fused_tasks(shape, loop, gpu, protocol, using, count(self.split, "split"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +90,7 @@ class MlaDecode(_Mla):
 
 def _absorbed(kernel: _Mla, identity: str, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants) -> TaskSet:
     shape = _shape(kernel, gpu, absorbed=True, runs_fp8=identity == "trtllm" and mma_style(gpu) != "wgmma")
-    return fused_tasks(shape, _absorbed_loop(identity, shape, gpu, using), gpu, protocol, using, kernel.split)
+    return fused_tasks(shape, _absorbed_loop(identity, shape, gpu, using), gpu, protocol, using, count(kernel.split, "split"))
 
 
 def newest_sglang_mla(gpu: GpuSpec) -> str:
@@ -98,13 +98,13 @@ def newest_sglang_mla(gpu: GpuSpec) -> str:
 
 
 def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Shape:
-    q_len = 1 if isinstance(kernel, MlaDecode) and kernel.q_len is None else kernel.q_len
-    kv_len = q_len if kernel.kv_len is None else kernel.kv_len
+    decode = isinstance(kernel, MlaDecode)
     names = ("num_heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     others = {name: getattr(kernel, name) for name in names}
-    if kernel.q_lens is not None and kernel.kv_lens is not None:
-        requests, size = ragged(kernel.q_lens, kernel.kv_lens), sizes(**others)
+    if kernel.q_lens is not None or kernel.kv_lens is not None:
+        requests, size = lengths(kernel.q_lens, kernel.kv_lens, kernel.q_len, decode=decode), sizes(**others)
     else:
+        q_len, kv_len = asked_lengths(kernel.q_len, kernel.kv_len, decode=decode)
         requests, size = uniform(kernel.batch, q_len, kv_len, **others)
     checked_lengths(requests)
     held = quantisation(kernel.dtype)

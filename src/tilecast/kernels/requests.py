@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.errors import InvalidInput
+from tilecast.errors import InvalidInput, shown
 from tilecast.execution.tasks import Floats
 from tilecast.kernels.base import sizes
+
+EXAMPLE = ", such as [128, 4096]"
+NUMBERS = (int, float, np.integer, np.floating)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +43,38 @@ def uniform(batch: Any, q_len: Any, kv_len: Any, **others: Any) -> tuple[Request
     return Requests(q=size["q_len"], kv=size["kv_len"], count=size["batch"]), size
 
 
+def asked_lengths(q_len: Any, kv_len: Any, *, decode: bool) -> tuple[Any, Any]:
+    """What was left open of equal requests: one new token where they decode, keys for the queries alone where they do not."""
+    if decode and kv_len is None:
+        raise InvalidInput("kv_len is missing: how many tokens the cache of a request holds, its new one included (or kv_lens, a list)")
+    if q_len is None and not decode:
+        raise InvalidInput("q_len is missing: give q_len and kv_len, or q_lens and kv_lens")
+    return (1 if q_len is None else q_len), (q_len if kv_len is None else kv_len)
+
+
 def ragged(q_lens: Any, kv_lens: Any) -> Requests:
     """One launch (a list of lengths) or many (a list of lists); JSON text stands for a list."""
     q, num_q = _padded("q_lens", q_lens)
     kv, num_kv = _padded("kv_lens", kv_lens)
-    if num_q.shape != num_kv.shape or np.any(num_q != num_kv):
-        raise InvalidInput("q_lens and kv_lens must name the same requests: their lengths differ")
+    if num_q.shape != num_kv.shape:
+        raise InvalidInput(f"q_lens has {len(num_q)} launches, kv_lens {len(num_kv)}: they must name the same requests")
+    if np.any(num_q != num_kv):
+        row = int(np.argmax(num_q != num_kv))
+        raise InvalidInput(f"q_lens names {num_q[row]} requests, kv_lens {num_kv[row]}: they must name the same")
     count = (np.arange(q.shape[1]) < num_q[:, None]).astype(np.float64)
     return Requests(q=q, kv=kv, count=count)
+
+
+def lengths(q_lens: Any, kv_lens: Any, q_len: Any, *, decode: bool) -> Requests:
+    """A ragged batch of which one list may follow from what else is known: prompts without a cache have as many keys as queries, and
+    requests that decode have `q_len` new tokens each, one unless given."""
+    if decode and kv_lens is None:
+        raise InvalidInput("kv_lens is missing: how many tokens the cache of each request of q_lens holds, its new ones included")
+    if decode and q_lens is None:
+        q_lens = [[1 if q_len is None else q_len] * len(entry) for entry in _lists("kv_lens", kv_lens)]
+    if q_lens is None:
+        raise InvalidInput("q_lens is missing: how many new tokens each request of kv_lens has")
+    return ragged(q_lens, q_lens if kv_lens is None else kv_lens)
 
 
 def _padded(name: str, given: Any) -> tuple[Floats, np.ndarray]:
@@ -55,8 +82,12 @@ def _padded(name: str, given: Any) -> tuple[Floats, np.ndarray]:
     lists = _lists(name, given)
     num = np.array([len(entry) for entry in lists], dtype=np.int64)
     if not len(num) or num.min() < 1:
-        raise InvalidInput(f"{name} must hold at least one request")
-    given_sizes: dict[str, Any] = {name: np.asarray(list(chain.from_iterable(lists)))}
+        raise InvalidInput(f"{name} = {shown(given)} must hold at least one length for every launch")
+    every = list(chain.from_iterable(lists))
+    if odd := [entry for entry in every if not isinstance(entry, NUMBERS)]:
+        wrong = "null" if odd[0] is None else shown(odd[0])
+        raise InvalidInput(f"{name} = {shown(given)} holds {wrong}: every length must be a whole number of at least 1")
+    given_sizes: dict[str, Any] = {name: np.asarray(every)}
     flat = sizes(**given_sizes)[name][:, 0]
     padded = np.ones((len(num), int(num.max())))
     padded[np.arange(padded.shape[1]) < num[:, None]] = flat
@@ -70,10 +101,13 @@ def _lists(name: str, given: Any) -> Sequence[Sequence[int]]:
         return given[None] if given.ndim == 1 else given  # type: ignore[return-value]
     entries = list(given) if isinstance(given, Sequence | np.ndarray) else None
     if not entries:
-        raise InvalidInput(f"{name} = {given!r} must be a list of lengths")
+        raise InvalidInput(f"{name} = {shown(given)} must be a list of lengths{EXAMPLE}")
     if all(isinstance(entry, str) for entry in entries):
         return [_parsed(name, entry) for entry in entries]
-    return entries if isinstance(entries[0], Sequence | np.ndarray) else [entries]
+    are_lists = [isinstance(entry, Sequence | np.ndarray) and not isinstance(entry, str) for entry in entries]
+    if any(are_lists) and not all(are_lists):
+        raise InvalidInput(f"{name} = {shown(given)} mixes lengths and lists: give one list, or one list for each launch")
+    return entries if are_lists[0] else [entries]
 
 
 def _parsed(name: str, text: str) -> list[int]:
@@ -82,7 +116,7 @@ def _parsed(name: str, text: str) -> list[int]:
     except json.JSONDecodeError:
         parsed = None
     if not isinstance(parsed, list):
-        raise InvalidInput(f"{name} = {text!r} must be a JSON list of lengths")
+        raise InvalidInput(f"{name} = {shown(text)} must be a JSON list of lengths{EXAMPLE}")
     return parsed
 
 

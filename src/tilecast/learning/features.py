@@ -133,13 +133,14 @@ def asked_names(kernel: Any, gpu: GpuSpec, names: dict[str, str]) -> dict[str, s
 
 
 def _left_open(kernel: Any, name: str) -> Any:
-    """A size that follows from others: a ragged batch's count and mean lengths, as many KV heads as heads, no window."""
+    """A size that follows from others: a ragged batch's count and mean lengths, as many KV heads as heads, keys for the queries alone, no
+    window."""
     if name == "num_kv_heads":
         return kernel.num_heads
-    lists = {"batch": "q_lens", "q_len": "q_lens", "kv_len": "kv_lens"}.get(name)
-    given = getattr(kernel, lists, None) if lists else None
+    lists = {"batch": ("q_lens", "kv_lens"), "q_len": ("q_lens",), "kv_len": ("kv_lens", "q_lens")}.get(name, ())
+    given = next((found for found in (getattr(kernel, each, None) for each in lists) if found is not None), None)
     if given is None:
-        return 0.0
+        return kernel.q_len if name == "kv_len" and kernel.q_len is not None else 0.0
     parsed = json.loads(given) if isinstance(given, str) else given
     each = parsed if len(parsed) and isinstance(parsed[0], list | tuple | np.ndarray) else [parsed]
     return [len(batch) if name == "batch" else float(np.mean(batch)) for batch in each]
@@ -147,7 +148,7 @@ def _left_open(kernel: Any, name: str) -> Any:
 
 def _sizes(kernel: Any, is_lone: bool) -> list[Any]:
     """The sizes of the family: numbers where all launches have the same, else arrays (L,)."""
-    is_ragged = getattr(kernel, "q_lens", None) is not None
+    is_ragged = getattr(kernel, "q_lens", None) is not None or getattr(kernel, "kv_lens", None) is not None
     found = []
     for name in SIZES[kernel.family]:
         size = getattr(kernel, name)

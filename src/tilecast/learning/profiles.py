@@ -91,6 +91,8 @@ def made(gpu: GpuSpec, evidence: Evidence, *, num_rows: int = 0, num_runs: int =
 
 def opened(given: "Profile | str | Path | None", gpu: GpuSpec) -> Profile | None:
     """The profile itself or read from its file; one of another GPU is refused."""
+    if not isinstance(given, str | Path | Profile | None) or given == "":
+        raise InvalidInput(f"profile = {given!r} must be the path of a file that 'tilecast calibrate' wrote, or a Profile")
     found = read(Path(given).resolve()) if isinstance(given, str | Path) else given
     if found is not None and found.gpu != gpu.id:
         raise InvalidInput(

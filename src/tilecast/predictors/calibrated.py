@@ -44,7 +44,7 @@ def sites_of_prediction(predicted: KernelPrediction, engine: str = "sglang") -> 
 
 def profile_from_rows(rows: Sequence[Mapping[str, Any]], gpu: str | GpuSpec) -> Profile:
     """A profile of `gpu` from its rows: the columns of `tilecast kernels` plus measured_s. Rows of other GPUs are left out."""
-    spec = hardware.gpu(gpu) if isinstance(gpu, str) else gpu
+    spec = hardware.gpu(gpu)
     evidence, used = evidence_from_rows(rows, spec)
     return profiles.made(spec, evidence, num_rows=used)
 

@@ -14,9 +14,10 @@ from tilecast import hardware, units
 from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution import Analysis, Once, Priced, Protocol
 from tilecast.execution.arithmetic import exp, maximum
+from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import priced
+from tilecast.kernels.base import check_asked, check_lists, priced
 from tilecast.learning.correction import Corrected, Correction, usable
 from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tilecast.learning.profiles import Profile
 
 LISTS = frozenset((np.ndarray, list))
+PROTOCOLS = {(timer, cache): Protocol(timer, cache) for timer in TIMERS for cache in CACHES}
 BLOCK = 2048  # launches priced at once: their arrays stay in the processor's cache
 
 
@@ -89,7 +91,8 @@ def predict_kernel(
     >>> float(predict_kernel(Gemm(m=4096, n=4096, k=4096), gpu="h100-sxm").median_s[0]) > 1e-4
     True
     """
-    spec = hardware.gpu(gpu, overrides) if isinstance(gpu, str) else hardware.with_overrides(gpu, overrides or {})
+    spec = hardware.gpu(gpu, overrides)
+    check_asked(kernel, engine)
     protocol = _protocol(timer, cache)
     measured = _opened(profile, spec, learned) if profile is not None else None
     run = in_engine(kernel, engine)
@@ -112,9 +115,9 @@ def predict_kernel(
     )
 
 
-@cache
 def _protocol(timer: str, cache: str) -> Protocol:
-    return Protocol(timer, cache)
+    is_known = isinstance(timer, str) and isinstance(cache, str) and (timer, cache) in PROTOCOLS
+    return PROTOCOLS[timer, cache] if is_known else Protocol(timer, cache)  # which says what is wrong
 
 
 def in_engine(kernel: Any, engine: str) -> Any:
@@ -221,6 +224,7 @@ def _blocks(kernel: Any) -> list[Any]:
     if LISTS.isdisjoint(map(type, values)):
         return [kernel]
     given = dict(zip(names, values, strict=True))
+    check_lists(given)
     arrays = {name: value for name, value in given.items() if type(value) in LISTS and len(value) > BLOCK and np.ndim(value) == 1}
     if not arrays:
         return [kernel]

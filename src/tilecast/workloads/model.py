@@ -190,6 +190,9 @@ def model_config(model: str | Path | Mapping[str, Any] | ModelConfig) -> ModelCo
         return model
     if isinstance(model, Mapping):
         return read_config(model, str(model.get("_name_or_path") or "config"))
+    if not isinstance(model, str | Path) or not str(model).strip():
+        allowed = "a bundled Hugging Face id such as 'Qwen/Qwen3-32B', a config.json, its folder, or its table"
+        raise InvalidInput(f"model = {model!r} must be {allowed}")
     return _bundled_config(str(model)) or read_config(_table(Path(model)), str(model))
 
 
@@ -227,7 +230,7 @@ def _bundled_id(name: str) -> str | None:
 def _names() -> dict[str, frozenset[str]]:
     """Id -> every name it answers to, in lower case."""
     every = {id: [name.lower() for name in (id, *table.get("also", []))] for id, table in sorted(_bundled().items())}
-    return {id: frozenset([*names, *(name.partition("/")[2] for name in names)]) for id, names in every.items()}
+    return {id: frozenset([*names, *(name.rpartition("/")[2] for name in names)]) for id, names in every.items()}
 
 
 def _table(path: Path) -> Mapping[str, Any]:

@@ -178,6 +178,8 @@ def _tensor(shape: TensorShape) -> list[Any]:
 
 def load_graph(path: str | Path) -> OpGraph:
     """A graph that `OpGraph.save` wrote."""
+    if not isinstance(path, str | Path):
+        raise InvalidInput(f"path = {path!r} must be the path of a file that OpGraph.save wrote")
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:

@@ -28,6 +28,12 @@ def read_requests(path: str | Path) -> list[tuple[int, int]]:
     return requests
 
 
+def unused_columns(path: str | Path) -> list[str]:
+    """Columns of a file that `read_requests` could read, and does not: arrival times, for one."""
+    with Path(path).open(encoding="utf-8-sig", newline="") as file:
+        return [name.strip() for name in next(csv.reader(file)) if name.strip() not in ("", *COLUMNS)]
+
+
 def _request(row: dict[str, str | None], path: str | Path, line: int) -> tuple[int, int]:
     asked, given = (_tokens(row, name, path, line) for name in COLUMNS)
     return asked, given

@@ -1,7 +1,7 @@
 """Frontier's profiles: layer operations, FlashInfer attention and MoE on A100, A800, H800 and RTX PRO 6000, by kernel time or events."""
 
 from tilecast.datasets.sources.base import DataSource
-from tilecast.datasets.sources.extra_tables import ExtraSource
+from tilecast.datasets.sources.extra.source import ExtraSource
 
 SOURCE: DataSource = ExtraSource(
     name="frontier",

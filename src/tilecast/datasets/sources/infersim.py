@@ -1,7 +1,7 @@
 """InferSim's benchmarks: DeepGEMM, grouped GEMM, FA3, FlashInfer, MLA, sparse and linear attention on H20 and H800."""
 
 from tilecast.datasets.sources.base import DataSource
-from tilecast.datasets.sources.extra_tables import ExtraSource
+from tilecast.datasets.sources.extra.source import ExtraSource
 
 SOURCE: DataSource = ExtraSource(
     name="infersim",

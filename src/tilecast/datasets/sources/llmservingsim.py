@@ -1,7 +1,7 @@
 """LLMServingSim's profiles: vLLM 0.19 layers and fused attention steps, Hugging Face layers from before, and runs served by vLLM."""
 
 from tilecast.datasets.sources.base import DataSource
-from tilecast.datasets.sources.extra_tables import ExtraSource
+from tilecast.datasets.sources.extra.source import ExtraSource
 
 SOURCE: DataSource = ExtraSource(
     name="llmservingsim",

@@ -1,7 +1,7 @@
 """Vidur's profiles: the operations of a decoder layer on A100, A40 and H100, collectives, and older files from its git history."""
 
 from tilecast.datasets.sources.base import DataSource
-from tilecast.datasets.sources.extra_tables import ExtraSource
+from tilecast.datasets.sources.extra.source import ExtraSource
 
 SOURCE: DataSource = ExtraSource(
     name="vidur",
