@@ -47,7 +47,7 @@ def _no_compute(tasks: TaskSet, gpu: GpuSpec) -> TaskSet:
 
 
 def _no_memory(tasks: TaskSet, gpu: GpuSpec) -> TaskSet:
-    return replace(tasks, l2_bytes=0.0, shared_bytes=0.0, dram_bytes=0.0)
+    return replace(tasks, l2_bytes=0.0, shared_bytes=0.0, dram_bytes=0.0, operand_bytes=0.0)
 
 
 def _no_scheduling(tasks: TaskSet, gpu: GpuSpec) -> TaskSet:
