@@ -46,6 +46,17 @@ CASES: list[tuple[str, str, int, Row, list[Row]]] = [
         [{**GEMM, "engine": "trtllm", "identity": "cublas", "dtype": "bf16", "m": 64, "n": 3072, "k": 65536,
           "latency_s": 149.2906709512075e-6}],
     ),
+    # Its collector rotates ceil(L2 / weight) copies, five at most. Two of 48 MiB fill the 96 MiB of an L40S and stay; two of 56 do not fit.
+    (
+        "l40s/gemm/trtllm/1.3.0rc20/gemm_perf.parquet", "gemm", 16639,
+        {"kernel_source": "torch_flow", "gemm_dtype": "bfloat16", "m": 9, "n": 12288, "k": 2048, "latency": 0.024567998945713043},
+        [{**GEMM, "cache": "warm", "gpu": "l40s", "engine": "trtllm", "m": 9, "n": 12288, "k": 2048, "latency_s": 24.567998945713043e-6}],
+    ),
+    (
+        "l40s/gemm/trtllm/1.3.0rc20/gemm_perf.parquet", "gemm", 25445,
+        {"kernel_source": "torch_flow", "gemm_dtype": "bfloat16", "m": 2, "n": 8192, "k": 3584, "latency": 0.08413867155710857},
+        [{**GEMM, "gpu": "l40s", "engine": "trtllm", "m": 2, "n": 8192, "k": 3584, "latency_s": 84.13867155710857e-6}],
+    ),
     (
         "h100_sxm/gemm/trtllm/1.3.0rc20/gemm_perf.parquet", "gemm", 47428,
         {"kernel_source": "torch_flow", "gemm_dtype": "fp8_block", "m": 4353, "n": 3584, "k": 16384, "latency": 0.6441919803619385},

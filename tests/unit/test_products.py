@@ -1,0 +1,66 @@
+"""What products rest on beside tiles: copies of weights in turn, L2's own rate, the kind of memory, starts that are hidden."""
+
+import numpy as np
+import pytest
+
+from tilecast import hardware
+from tilecast.execution import Protocol, analyse, constants
+from tilecast.execution.cache import ROTATED_COPIES, from_dram, hit_fraction, in_turn_fraction
+from tilecast.kernels.gemm import Gemm
+
+MIB = 2.0**20
+
+
+def seconds(gpu_id: str, cache: str = "cold", timer: str = "graph", **sizes: object) -> float:
+    gpu, protocol = hardware.gpu(gpu_id), Protocol(timer, cache)
+    return float(analyse(Gemm(**sizes).tasks(gpu, protocol), gpu, protocol).analytic_s[0])  # type: ignore[arg-type]
+
+
+def test_buffers_in_turn_are_all_found_or_all_gone_sooner_than_a_mixed_working_set() -> None:
+    l40s = hardware.gpu("l40s")
+    assert in_turn_fraction(0.9 * l40s.l2_bytes, l40s) == 1.0 == hit_fraction(0.9 * l40s.l2_bytes, l40s)
+    assert in_turn_fraction(1.15 * l40s.l2_bytes, l40s) == 0.0 < hit_fraction(1.15 * l40s.l2_bytes, l40s)
+
+
+@pytest.mark.parametrize(("weight_mib", "found"), [(14, True), (20, False)])
+def test_rotated_weights_are_found_where_all_copies_fit(weight_mib: int, found: bool) -> None:
+    l40s = hardware.gpu("l40s")
+    assert found == (ROTATED_COPIES * weight_mib * MIB < l40s.l2_bytes)
+    assert (from_dram(weight_mib * MIB, 0.0, l40s, "rotated") == 0.0) == found
+    assert from_dram(weight_mib * MIB, 0.0, l40s, "warm") == 0.0
+
+
+def test_what_lies_in_l2_still_takes_its_time() -> None:
+    """A weight of 64 MiB that fits L40S's L2: faster than from DRAM, by less than L2 is faster."""
+    sizes = {"m": 8, "n": 8192, "k": 4096}
+    warm, cold = seconds("l40s", "warm", **sizes), seconds("l40s", "cold", **sizes)
+    least = 64 * MIB / (constants().l2_over_dram * hardware.gpu("l40s").dram_data_bytes_per_s)
+    assert least < warm < 0.5 * cold
+
+
+def test_graphics_memory_without_check_bits_in_it_is_read_at_the_share_of_a_stream() -> None:
+    sizes = {"m": 8, "n": 32768, "k": 16384}
+    used = {gpu: 2.0 * 32768 * 16384 / seconds(gpu, **sizes) / hardware.gpu(gpu).dram_bytes_per_s for gpu in ("rtx-4090", "l40s", "h100-sxm")}
+    assert used["rtx-4090"] > 0.88 > used["l40s"] and used["rtx-4090"] > 0.88 > used["h100-sxm"]
+
+
+def test_a_start_is_hidden_on_data_centre_blackwell_alone_and_for_single_cublas_products() -> None:
+    def launch(gpu_id: str, **more: object) -> float:
+        gpu, protocol = hardware.gpu(gpu_id), Protocol("graph", "rotated")
+        return float(analyse(Gemm(m=1, n=512, k=512, **more).tasks(gpu, protocol), gpu, protocol).launch_s[0])  # type: ignore[arg-type]
+
+    hidden = constants().launch_s
+    assert launch("b200-sxm") == pytest.approx(launch("b200-sxm", batch=2) - hidden)
+    assert launch("b200-sxm", identity="deepgemm") == launch("b200-sxm", batch=2)
+    assert launch("h100-sxm") == launch("h100-sxm", batch=2)
+    assert launch("rtx-pro-6000-server") == launch("rtx-pro-6000-server", batch=2)
+
+
+def test_launches_of_which_some_are_batched_are_their_members() -> None:
+    gpu, protocol = hardware.gpu("b200-sxm"), Protocol("graph", "rotated")
+    m, batch = np.array([1, 64, 512]), np.array([1, 2, 1])
+    together = analyse(Gemm(m=m, n=4096, k=4096, batch=batch).tasks(gpu, protocol), gpu, protocol)
+    for place in range(3):
+        alone = analyse(Gemm(m=int(m[place]), n=4096, k=4096, batch=int(batch[place])).tasks(gpu, protocol), gpu, protocol)
+        assert together.analytic_s[place] == pytest.approx(alone.analytic_s[0], rel=1e-12)
+        assert together.bound_by[place] == alone.bound_by[0] and together.launch_s[place] == pytest.approx(alone.launch_s[0])
