@@ -40,7 +40,9 @@ def test_what_lies_in_l2_still_takes_its_time() -> None:
 
 def test_graphics_memory_without_check_bits_in_it_is_read_at_the_share_of_a_stream() -> None:
     sizes = {"m": 8, "n": 32768, "k": 16384}
-    used = {gpu: 2.0 * 32768 * 16384 / seconds(gpu, **sizes) / hardware.gpu(gpu).dram_bytes_per_s for gpu in ("rtx-4090", "l40s", "h100-sxm")}
+    used = {
+        gpu: 2.0 * 32768 * 16384 / seconds(gpu, **sizes) / hardware.gpu(gpu).dram_bytes_per_s for gpu in ("rtx-4090", "l40s", "h100-sxm")
+    }
     assert used["rtx-4090"] > 0.88 > used["l40s"] and used["rtx-4090"] > 0.88 > used["h100-sxm"]
 
 
