@@ -60,9 +60,23 @@ def plan(gpu: GpuSpec, count: int) -> list[Planned]:
     if len(candidates) < count:
         raise InvalidInput(f"{count} kernels are more than the {len(candidates)} that can be planned on {gpu.id}")
     asked, weight = workload(gpu)
-    order, explained = greedy(asked, weight, joined([priced.site for _, priced in candidates]), count)
-    chosen = [candidates[place] for place in order]
+    offered = joined([priced.site for _, priced in candidates])
+    places = _of_every_family(greedy(asked, weight, offered, count)[0], greedy(asked, weight, offered, len(offered))[0], asked, offered)
+    order, explained = greedy(asked, weight, offered.where(np.array(places)), count)
+    chosen = [candidates[places[place]] for place in order]
     return [Planned(row, priced.median_s, priced.bound_by, share) for (row, priced), share in zip(chosen, explained, strict=True)]
+
+
+def _of_every_family(chosen: list[int], ranked: list[int], asked: Sites, offered: Sites) -> list[int]:
+    """`chosen`, with the most telling kernel of every family of the workload in place of the least telling of families with several."""
+    places = list(chosen)
+    for family in sorted({*asked.family.tolist()} & {*offered.family.tolist()}):
+        mine = [str(offered.family[place]) for place in places]
+        several = [place for place, name in zip(places, mine, strict=True) if mine.count(name) > 1]
+        if family not in mine and several:
+            places.remove(several[-1])
+            places.append(next(place for place in ranked if offered.family[place] == family))
+    return places
 
 
 def greedy(asked: Sites, weight: Floats, offered: Sites, count: int, prior: Prior | None = None) -> tuple[list[int], list[float]]:
