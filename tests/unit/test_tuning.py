@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tilecast.dtypes import quantisation
 from tilecast.errors import InvalidInput
 from tilecast.learning.ranking import is_among
 from tilecast.tuning.account import FEATURES, account
-from tilecast.tuning.defaults import default_config
+from tilecast.tuning.defaults import default_config, gemm_default
 from tilecast.tuning.engine_files import contents, file_name
 from tilecast.tuning.search import Layer, gemm_layer, shipped_ranking, shortlist_of, stand_in, tune
 from tilecast.tuning.searches import Searched
@@ -196,6 +197,11 @@ def test_file_names_are_those_that_engines_look_up(gpu, engine, dtype, down, nam
     assert file_name(layer, hardware.gpu(gpu), engine, down=down) == name
 
 
+def test_a_gpu_without_a_device_string_is_refused_with_what_helps():
+    with pytest.raises(InvalidInput, match="device_string = .* in the TOML file"):
+        file_name(QWEN, replace(hardware.gpu("h20"), device_string=None), "vllm")
+
+
 def test_experts_dealt_to_ranks_are_counted_per_rank():
     layer = Layer(kernel="moe", num_experts=128, topk=8, hidden_size=2048, inter_size=768, ep=4)
     assert file_name(layer, hardware.gpu("h20"), "vllm") == "E=32,N=768,device_name=NVIDIA_H20.json"
@@ -227,6 +233,21 @@ def test_defaults_are_the_engines_own():
     assert default_config("sglang", 4096, 128, "bf16") == config(64, 64, 32, 8, 4, 3)
     assert default_config("vllm", 4096, 8, "bf16") == config(128, 128, 64, 16, 8, 3)
     assert default_config("vllm", 8, 256, "fp8_block") == config(16, 128, 128, 1, 4, 3)
+    assert default_config("sglang", 4096, 128, "fp8", 232_448) == config(128, 256, 128, 32, 8, 4)
+    assert default_config("sglang", 4096, 128, "fp8", 101_376) == config(64, 128, 256, 64, 4, 2), "SGLang's own for little shared memory"
+    assert [gemm_default(engine)["num_stages"] for engine in ("sglang", "vllm")] == [3, 2]
+
+
+def test_a_default_for_little_shared_memory_fits_it():
+    layer = Layer(kernel="moe", num_experts=128, topk=8, hidden_size=2048, inter_size=768, dtype="fp8")
+    assert all(choice.gain is not None for choice in tune(layer, hardware.gpu("l40s"), tokens=(1, 4096)).choices)
+
+
+def test_vllm_reads_one_moe_file_for_the_h200_family_but_products_by_their_own_name():
+    nvl = replace(hardware.gpu("h200-sxm"), device_string="NVIDIA H200 NVL")
+    assert "device_name=NVIDIA_H200.json" in file_name(QWEN, nvl, "vllm")
+    assert "device_name=NVIDIA_H200_NVL," in file_name(gemm_layer(4096, 7168), nvl, "vllm")
+    assert "device_name=NVIDIA_H200_NVL.json" in file_name(QWEN, nvl, "sglang")
 
 
 # ---- explain ---------------------------------------------------------------------------------------------------------------------------

@@ -24,12 +24,14 @@ def file_dtype(dtype: str) -> str:
     return FILE_DTYPES[dtype]
 
 
-def device_name(gpu: GpuSpec, engine: str) -> str:
-    """As the driver calls it, with underscores; vLLM reads one file for the whole H200 family."""
+def device_name(gpu: GpuSpec, engine: str, kernel: str = "moe") -> str:
+    """As the driver calls it, with underscores; vLLM reads one MoE file for the whole H200 family."""
     if not gpu.device_string:
-        raise InvalidInput(f"{gpu.id} has no device string, and engines look files up by it; give one with --set device_string=...")
+        raise InvalidInput(
+            f'{gpu.id} has no device string, and engines look files up by it: write device_string = "..." in the TOML file given to --gpu'
+        )
     name = gpu.device_string.replace(" ", "_")
-    return "NVIDIA_H200" if engine == "vllm" and "H200" in name.split("_") else name
+    return "NVIDIA_H200" if (engine, kernel) == ("vllm", "moe") and "H200" in name.split("_") else name
 
 
 def file_name(layer: Layer, gpu: GpuSpec, engine: str, *, down: bool = False) -> str:
@@ -37,7 +39,7 @@ def file_name(layer: Layer, gpu: GpuSpec, engine: str, *, down: bool = False) ->
     dtype = file_dtype(layer.dtype)
     blocks = "[128, 128]" if engine == "sglang" else "[128,128]"
     return (
-        f"{sizes},device_name={device_name(gpu, engine)}"
+        f"{sizes},device_name={device_name(gpu, engine, layer.kernel)}"
         + (f",dtype={dtype}" if dtype else "")
         + (f",block_shape={blocks}" if layer.dtype == "fp8_block" else "")
         + ("_down" if down else "")

@@ -207,7 +207,7 @@ def _choice(
     leading = passes[0].logit if is_split else np.asarray(joint)
     order = shortlist_of(leading, space, size, distinct=stand_in(gpu, ranking.gpus) not in ranking.gpus, first=first)
     shortlist = tuple(space.config(row) for row in order)
-    default = _default(layer, engine, num_tokens)
+    default = _default(layer, gpu, engine, num_tokens)
     place = space.find(default)
     gain = _gain(passes, weight, place, gpu, layer, ranking) if place is not None else None
     predicted = [part.account.analytic_s[row] for part, row in zip(passes, (first, first if second is None else second), strict=False)]
@@ -219,10 +219,10 @@ def _choice(
     return choice if time_s is None else measured(choice, launches, time_s)
 
 
-def _default(layer: Layer, engine: str, num_tokens: int) -> Config:
+def _default(layer: Layer, gpu: GpuSpec, engine: str, num_tokens: int) -> Config:
     if layer.kernel == "gemm":
-        return gemm_default(num_tokens)
-    return default_config(engine, num_tokens, layer.local_experts, layer.dtype)
+        return gemm_default(engine)
+    return default_config(engine, num_tokens, layer.local_experts, layer.dtype, gpu.shared_bytes_per_block)
 
 
 def _two_passes(passes: Sequence[Ranked], weight: NDArray[np.float64], space: Space) -> tuple[int, int]:
