@@ -172,6 +172,47 @@ def test_a_measured_shortlist_decides():
     assert choice.gain.basis == "measured" and choice.gain.median == pytest.approx(3.0)
 
 
+def timed_by(table, otherwise=5e-4):
+    """Seconds by pass and configuration."""
+    return lambda launch, one: table.get((launch.moe_pass, json.dumps(dict(one))), otherwise)
+
+
+def test_both_passes_of_sglang_are_measured_and_the_fastest_pair_of_one_height_wins():
+    gpu = hardware.gpu("h800-sxm")
+    guess = tune(QWEN, gpu, tokens=(512,), shortlist=60).choices[0]
+    heights = {one["BLOCK_SIZE_M"] for one in guess.shortlist}
+    assert len(heights) > 1 and heights == {one["BLOCK_SIZE_M"] for one in guess.down_shortlist}
+    other = next(one for one in guess.shortlist if one["BLOCK_SIZE_M"] != guess.config["BLOCK_SIZE_M"])
+    partner = next(one for one in guess.down_shortlist if one["BLOCK_SIZE_M"] == other["BLOCK_SIZE_M"])
+    # The first pass is a little slower at the other height, the second much faster: only both together say so.
+    table = {("w13", json.dumps(dict(other))): 4.5e-4, ("w13", json.dumps(dict(guess.config))): 4e-4}
+    table |= {("w2", json.dumps(dict(partner))): 1e-4}
+    found = tune(QWEN, gpu, tokens=(512,), shortlist=60, time_s=timed_by(table)).choices[0]
+    assert (found.config, found.down_config) == (other, partner)
+    assert found.gain.basis == "measured" and found.gain.median == pytest.approx((5e-4 + 5e-4) / (4.5e-4 + 1e-4))
+    assert found.down_shortlist[0] == partner
+
+
+def test_times_of_the_first_pass_alone_are_said_to_be_that():
+    gpu = hardware.gpu("h800-sxm")
+    guess = tune(QWEN, gpu, tokens=(64,)).choices[0]
+    fastest = guess.shortlist[-1]
+    times = timed_by({("w13", json.dumps(dict(fastest))): 1e-4})
+    found = tune(QWEN, gpu, tokens=(64,), time_s=lambda launch, one: times(launch, one) if launch.moe_pass == "w13" else None).choices[0]
+    assert found.config == fastest and found.down_config["BLOCK_SIZE_M"] == fastest["BLOCK_SIZE_M"]
+    assert found.gain.basis == "measured-first-pass" and found.gain.median == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_default_that_was_measured_to_be_fastest_stays(engine):
+    gpu = hardware.gpu("h800-sxm")
+    default = tune(QWEN, gpu, engine=engine, tokens=(64,)).choices[0].default
+    times = timed_by({(name, json.dumps(dict(default))): 1e-4 for name in ("w13", "w2")})
+    found = tune(QWEN, gpu, engine=engine, tokens=(64,), time_s=times).choices[0]
+    assert found.config == default and found.gain.median == pytest.approx(1.0)
+    assert found.down_config in (None, default)
+
+
 def test_a_block_scaled_gemm_is_tuned_by_the_same_search():
     found = tune(gemm_layer(4096, 7168), hardware.gpu("h200-sxm"), engine="vllm", tokens=(1, 1024))
     assert all(128 % choice.config["BLOCK_SIZE_K"] == 0 for choice in found.choices)
@@ -199,7 +240,7 @@ def test_file_names_are_those_that_engines_look_up(gpu, engine, dtype, down, nam
 
 def test_a_gpu_without_a_device_string_is_refused_with_what_helps():
     with pytest.raises(InvalidInput, match="device_string = .* in the TOML file"):
-        file_name(QWEN, replace(hardware.gpu("h20"), device_string=None), "vllm")
+        file_name(QWEN, replace(hardware.gpu("h20"), device_string=""), "vllm")
 
 
 def test_experts_dealt_to_ranks_are_counted_per_rank():

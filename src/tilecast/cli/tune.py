@@ -18,7 +18,7 @@ from tilecast.tuning.defaults import ENGINES
 from tilecast.tuning.engine_files import check_folder, contents, file_dtype, write
 from tilecast.tuning.explain import explain as explained
 from tilecast.tuning.explain import words
-from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Tuned, gemm_layer, space_for, tune
+from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Tuned, gemm_layer, passes_of, space_for, tune
 from tilecast.tuning.space import CHOICES, PARAMETERS, space_of
 
 
@@ -46,7 +46,7 @@ def file_options(function: Any) -> Any:
     for option in (
         click.option("-o", "--out", "folder", metavar="DIR", help="Write the engine's file below this folder."),
         click.option("--triton-version", help="SGLang keeps a folder for each; vLLM may note it in the file."),
-        click.option("--shortlist", default=SHORTLIST, show_default=True, help="How many configurations are worth measuring."),
+        click.option("--shortlist", metavar="K", type=int, help=f"Show the K configurations worth measuring [default: {SHORTLIST}, in --json]."),
         click.option("--measure", metavar="triton|FILE.csv", help="Time the shortlist: on the GPU that is here, or from recorded times."),
     ):
         function = option(function)
@@ -191,9 +191,12 @@ IMPORTS = "from tilecast import hardware\nfrom tilecast.tuning.search import Lay
 
 
 def _call(function: str, layer: Layer, asked: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    return f"{function}({layer!r}, {_gpu_call(asked)}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
+
+
+def _gpu_call(asked: Mapping[str, Any]) -> str:
     overrides = overrides_from(asked["assignments"])
-    gpu = f"hardware.gpu({asked['gpu']!r}{f', {overrides!r}' if overrides else ''})"
-    return f"{function}({layer!r}, {gpu}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
+    return f"hardware.gpu({asked['gpu']!r}{f', {overrides!r}' if overrides else ''})"
 
 
 def _limits(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,12 +205,13 @@ def _limits(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tune_python(layer: Layer, asked: Mapping[str, Any]) -> str:
     tokens = {"tokens": token_counts(asked["tokens"])} if asked["tokens"] else {}
-    arguments = {"engine": asked["engine"], **tokens, "shortlist": asked["shortlist"], **_limits(asked)}
+    shortlist = {} if asked["shortlist"] is None else {"shortlist": asked["shortlist"]}
+    arguments = {"engine": asked["engine"], **tokens, **shortlist, **_limits(asked)}
     call = _call("tune", layer, asked, arguments)
     lines = [IMPORTS.rstrip()]
     if asked["measure"]:
         lines.append("from tilecast.tuning.runners.base import runner_for")
-        call = f"{call[:-1]}, time_s=runner_for({asked['measure']!r}).time_s)"
+        call = f"{call[:-1]}, time_s=runner_for({asked['measure']!r}, {_gpu_call(asked)}).time_s)"
     if not asked["folder"]:
         return "\n".join([*lines, call])
     lines += ["from pathlib import Path", "from tilecast.tuning.engine_files import contents, write", f"tuned = {call}"]
@@ -228,26 +232,33 @@ def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
     if asked["measure"]:
         from tilecast.tuning.runners.base import runner_for
 
-        timer = runner_for(asked["measure"]).time_s
+        timer = runner_for(asked["measure"], gpu).time_s
     started = time.perf_counter()
-    tuned = tune(
-        layer, gpu, engine=asked["engine"], tokens=tokens, shortlist=asked["shortlist"], choices=choices, time_s=timer,
-    )  # fmt: skip
+    size = SHORTLIST if asked["shortlist"] is None else asked["shortlist"]
+    tuned = tune(layer, gpu, engine=asked["engine"], tokens=tokens, shortlist=size, choices=choices, time_s=timer)
     spent_s = time.perf_counter() - started
     files = contents(tuned, asked["triton_version"])
-    report = tuned_report(tuned, spent_s, line, [str(path) for path in write(folder, files)] if folder else [], files, python)
+    written = [str(path) for path in write(folder, files)] if folder else []
+    report = tuned_report(tuned, spent_s, line, written, files, python, is_listed=asked["shortlist"] is not None)
     emit(report, **output)
 
 
-def tuned_report(tuned: Tuned, spent_s: float, line: str, written: Sequence[str], files: Mapping[str, str], python: str) -> Report:
+def tuned_report(
+    tuned: Tuned, spent_s: float, line: str, written: Sequence[str], files: Mapping[str, str], python: str, *, is_listed: bool
+) -> Report:
+    """`is_listed`: with the configurations worth measuring, one by one."""
     records = [record(choice) for choice in tuned.choices]
+    has_down = any(choice.down_config is not None for choice in tuned.choices)
+    listed = worth_measuring(tuned) if is_listed else []
     rows = [
-        (str(choice.num_tokens), words(choice.config), words(choice.down_config) if choice.down_config else "-", words(choice.default),
+        (str(choice.num_tokens), words(choice.config), *([words(choice.down_config)] if choice.down_config else []), words(choice.default),
          _gain_words(choice))
         for choice in tuned.choices
     ]  # fmt: skip
     gains = [choice.gain.median for choice in tuned.choices if choice.gain is not None]
-    expected = f"expected {np.mean(gains):.2f}x over {tuned.engine}'s default on average" if gains else "the default does not fit this GPU"
+    is_measured = any(choice.gain is not None and choice.gain.basis.startswith("measured") for choice in tuned.choices)
+    how = "measured" if is_measured else "expected"
+    expected = f"{how} {np.mean(gains):.2f}x over {tuned.engine}'s default on average" if gains else "the default does not fit this GPU"
     where = f"; wrote {', '.join(written)}" if written else f"; nothing written: give -o DIR for {', '.join(files)}"
     layer = tuned.layer
     return Report(
@@ -255,10 +266,10 @@ def tuned_report(tuned: Tuned, spent_s: float, line: str, written: Sequence[str]
                f"{expected}{where}.",
         grids=[Grid(
             title="BLOCK_M x BLOCK_N x BLOCK_K, group, warps, stages",
-            columns=("tokens", "choice", "second pass", "default", "speed-up (80 %)"), rows=rows,
+            columns=("tokens", "choice", *(["second pass"] if has_down else []), "default", "speed-up (80 %)"), rows=rows,
             right=frozenset({"tokens", "speed-up (80 %)"}), spare=("second pass", "default"),
-        )],
-        closing=f"Priced {tuned.num_priced:,} configurations in {spent_s:.2f} s.",
+        ), *([_listed_grid(listed, is_measured=is_measured)] if listed else [])],
+        closing=f"Priced {tuned.num_priced:,} configurations in {spent_s:.2f} s.{_how_to_load(tuned, written)}",
         payload={
             "schema": "tilecast.tune/1", "kernel": layer.kernel, "gpu": tuned.gpu.id, "engine": tuned.engine, "choices": records,
             "files": list(files), "written": list(written), "num_configurations": len(tuned.space), "num_priced": tuned.num_priced,
@@ -266,10 +277,43 @@ def tuned_report(tuned: Tuned, spent_s: float, line: str, written: Sequence[str]
                        "inter_size": layer.inter_size, "tp": layer.tp, "ep": layer.ep, "dtype": layer.dtype},
             "versions": versions(),
         },
-        records=[flat(choice) for choice in tuned.choices],
+        records=listed or [flat(choice) for choice in tuned.choices],
         python=python,
         command=line,
     )  # fmt: skip
+
+
+def worth_measuring(tuned: Tuned) -> list[dict[str, Any]]:
+    """A line for each configuration and pass that `--measure FILE.csv` would look up, the time left open, the default too."""
+    lines: list[dict[str, Any]] = []
+    for choice in tuned.choices:
+        for name in passes_of(tuned.layer):
+            configs = choice.down_shortlist if name == "w2" and choice.down_config else choice.shortlist
+            wanted = [(str(place), config) for place, config in enumerate(configs, start=1)] + [("default", choice.default)]
+            lines += [{"num_tokens": choice.num_tokens, "moe_pass": name, "what": what, **config, "latency_s": ""} for what, config in wanted]
+    return lines
+
+
+def _listed_grid(lines: Sequence[Mapping[str, Any]], *, is_measured: bool) -> Grid:
+    columns = ("tokens", "pass", "#", "configuration")
+    rows = [
+        (str(line["num_tokens"]), line["moe_pass"], line["what"], words({name: line[name] for name in PARAMETERS.values()})) for line in lines
+    ]
+    title = "Measured, the fastest first" if is_measured else "Worth measuring, the likeliest first"
+    return Grid(title=title, columns=columns, rows=rows, right=frozenset({"tokens", "#"}))
+
+
+FOLDERS = {"sglang": "sglang/kernels/ops/quantization/configs", "vllm": "vllm/model_executor/layers/quantization/utils/configs"}
+VARIABLES = {"sglang": "SGLANG_MOE_CONFIG_DIR", "vllm": "VLLM_TUNED_CONFIG_FOLDER"}
+
+
+def _how_to_load(tuned: Tuned, written: Sequence[str]) -> str:
+    if not written:
+        return ""
+    if tuned.layer.kernel == "gemm":
+        return f" {tuned.engine} looks for it in its own {FOLDERS[tuned.engine]}: copy it there."
+    above = 2 if tuned.engine == "sglang" else 0  # configs/triton_x_y_z
+    return f" Load with {VARIABLES[tuned.engine]}={Path(written[0]).parents[above]}."
 
 
 def record(choice: Choice) -> dict[str, Any]:
@@ -277,7 +321,7 @@ def record(choice: Choice) -> dict[str, Any]:
         "num_tokens": choice.num_tokens, "config": dict(choice.config),
         "down_config": dict(choice.down_config) if choice.down_config else None, "default": dict(choice.default),
         "speedup": choice.gain.told() if choice.gain else None, "analytic_s": choice.predicted_s, "default_analytic_s": choice.default_s,
-        "shortlist": [dict(config) for config in choice.shortlist],
+        "shortlist": [dict(config) for config in choice.shortlist], "down_shortlist": [dict(config) for config in choice.down_shortlist],
     }  # fmt: skip
 
 
@@ -290,7 +334,9 @@ def _gain_words(choice: Choice) -> str:
     gain = choice.gain
     if gain is None:
         return "-"
-    return f"{gain.median:.2f}x measured" if gain.basis == "measured" else f"{gain.median:.2f}x ({gain.low:.2f}-{gain.high:.2f})"
+    if gain.basis.startswith("measured"):
+        return f"{gain.median:.2f}x {gain.basis.replace('-', ', ', 1).replace('-', ' ')}"
+    return f"{gain.median:.2f}x ({gain.low:.2f}-{gain.high:.2f})"
 
 
 def _explained(
