@@ -14,6 +14,7 @@ from tilecast.learning.ranking import is_among
 from tilecast.tuning.account import FEATURES, account
 from tilecast.tuning.defaults import default_config, gemm_default
 from tilecast.tuning.engine_files import contents, file_name
+from tilecast.tuning.explain import words
 from tilecast.tuning.search import Layer, gemm_layer, shipped_ranking, shortlist_of, stand_in, tune
 from tilecast.tuning.searches import Searched
 from tilecast.tuning.space import MOST_ACCUMULATORS, accumulators, feasible, shared_bytes, space_of
@@ -239,13 +240,34 @@ def test_file_names_are_those_that_engines_look_up(gpu, engine, dtype, down, nam
 
 
 def test_a_gpu_without_a_device_string_is_refused_with_what_helps():
-    with pytest.raises(InvalidInput, match="device_string = .* in the TOML file"):
+    with pytest.raises(InvalidInput, match=r"device_string = .* in the TOML file"):
         file_name(QWEN, replace(hardware.gpu("h20"), device_string=""), "vllm")
 
 
 def test_experts_dealt_to_ranks_are_counted_per_rank():
     layer = Layer(kernel="moe", num_experts=128, topk=8, hidden_size=2048, inter_size=768, ep=4)
     assert file_name(layer, hardware.gpu("h20"), "vllm") == "E=32,N=768,device_name=NVIDIA_H20.json"
+
+
+def test_sglang_looks_for_deepseek_with_its_shared_expert_among_the_others(tilecast):
+    asked = ("tune", "moe", "--gpu", "h200-sxm", "--model", "deepseek-ai/DeepSeek-V3", "--tp", "8", "--tokens", "16", "--json")
+    name = "N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"  # both are shipped by SGLang
+
+    def first_file(*more):
+        return json.loads(tilecast(*asked, *more).out)["files"][0].split("/")[-1]
+
+    assert first_file() == f"E=257,{name}"
+    assert first_file("--no-fuse-shared") == f"E=256,{name}"
+    assert first_file("--engine", "vllm").startswith("E=256,")
+    assert first_file("--ep", "8").startswith("E=32,")
+
+
+def test_a_fused_shared_expert_is_visited_by_every_token():
+    layer = replace(QWEN, num_fused=1)
+    loads = json.loads(layer.launch(64, "w13").distribution)
+    assert loads[-1] == 64 and sum(loads[:-1]) == 64 * 8 and layer.local_experts == 129
+    with pytest.raises(InvalidInput, match="ep = 4"):
+        replace(layer, ep=4)
 
 
 def test_written_files_hold_what_engines_read(tmp_path, tilecast):
@@ -337,11 +359,36 @@ def test_tune_as_python_chooses_the_same_and_only_it_writes(tilecast, tmp_path):
 def test_why_names_what_got_better():
     from tilecast.cli.tune import why
 
-    one = {"what": "choice", "config": "a", "padding_fraction": 0.1, "tail_fraction": 0.2, "l2_bytes": 1e6, "waves": 2.0}
-    other = {"what": "default", "config": "b", "padding_fraction": 0.5, "tail_fraction": 0.2, "l2_bytes": 1e6, "waves": 2.0}
+    same = {"tail_fraction": 0.2, "l2_bytes": 1e6, "waves": 2.0, "busy_sms_fraction": 1.0}
+    one = {"what": "choice", "config": "a", "padding_fraction": 0.1, **same}
+    other = {"what": "default", "config": "b", "padding_fraction": 0.5, **same}
     assert "padding 50 to 10 %" in why([one, other], 64, 100) and "tail" not in why([one, other], 64, 100)
     flipped = why([one | {"padding_fraction": 0.5, "tail_fraction": 0.0}, other], 64, 100)
     assert "tail 20 to 0 %" in flipped and "padding" not in flipped
+    few = {"waves": 0.2, "busy_sms_fraction": 0.4, "padding_fraction": 0.1}
+    said = why([one | few | {"busy_sms_fraction": 0.8, "tail_fraction": 0.1}, other | few], 64, 100)
+    assert "SMs in use 40 to 80 %" in said and "tail" not in said, "less than one wave has no tail"
+
+
+def test_explain_takes_a_product_and_the_second_pass(tilecast):
+    product = json.loads(tilecast("tune", "explain", "--gpu", "h20", "--n", "4096", "--k", "7168", "--tokens", "64", "--json").out)
+    # 64 rows of the default's 64 x 128 tile, 4096 / 128 columns of tiles
+    assert product["configurations"][1]["num_tasks"] == 32
+    asked = ("tune", "explain", "--gpu", "h200-sxm", "--model", MODEL, "--tokens", "256", "--json")
+    first, second = (json.loads(tilecast(*asked, "--pass", name).out)["configurations"] for name in ("w13", "w2"))
+    # 128 experts x one tile of 64 rows x (2 x 768, or 2048) / 64 columns
+    assert (first[1]["num_tasks"], second[1]["num_tasks"]) == (128 * 24, 128 * 32)
+    tuned = json.loads(tilecast("tune", "moe", *asked[2:]).out)["choices"][0]
+    assert second[0]["config"] == words(tuned["down_config"])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [("--n", "4096"), ("--n", "64", "--k", "64", "--model", MODEL), ("--n", "0", "--k", "8"), ("--n", "8", "--k", "8", "--pass", "w2")],
+)
+def test_half_a_product_is_refused(tilecast, more):
+    result = tilecast("tune", "explain", "--gpu", "h20", *more)
+    assert result.code == 2 and result.err.count("\n") == 1 and "--" in result.err
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------------------------
@@ -364,6 +411,7 @@ def test_why_names_what_got_better():
         (("--model", MODEL, "--measure", "nsight"), 2, "--measure 'nsight'"),
         (("--model", MODEL, "--measure", "/no/such.csv"), 3, "no file"),
         (("--model", MODEL, "--shortlist", "0"), 2, "shortlist = 0"),
+        (("--model", MODEL, "--fuse-shared"), 2, "has no shared expert"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_writes_nothing(arguments, code, sentence, tmp_path, tilecast):

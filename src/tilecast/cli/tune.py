@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -20,6 +20,11 @@ from tilecast.tuning.explain import explain as explained
 from tilecast.tuning.explain import words
 from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Tuned, gemm_layer, passes_of, space_for, tune
 from tilecast.tuning.space import CHOICES, PARAMETERS, space_of
+
+if TYPE_CHECKING:
+    from tilecast.workloads.model import Experts
+
+MOST_FUSED = 256  # routed experts: Kimi K2 has 384, and runs its shared one apart
 
 
 @click.group(name="tune")
@@ -46,7 +51,9 @@ def file_options(function: Any) -> Any:
     for option in (
         click.option("-o", "--out", "folder", metavar="DIR", help="Write the engine's file below this folder."),
         click.option("--triton-version", help="SGLang keeps a folder for each; vLLM may note it in the file."),
-        click.option("--shortlist", metavar="K", type=int, help=f"Show the K configurations worth measuring [default: {SHORTLIST}, in --json]."),
+        click.option(
+            "--shortlist", metavar="K", type=int, help=f"Show the K configurations worth measuring [default: {SHORTLIST}, in --json]."
+        ),
         click.option("--measure", metavar="triton|FILE.csv", help="Time the shortlist: on the GPU that is here, or from recorded times."),
     ):
         function = option(function)
@@ -60,6 +67,9 @@ def model_options(function: Any) -> Any:
         click.option("--ep", default=1, show_default=True, help="Of these, groups that experts are dealt to whole."),
         click.option("--dtype", help="Of weights and activations [default: the model's]."),
         click.option("--histogram", metavar="FILE", help="JSON list: how often each expert is chosen [default: all equally]."),
+        click.option(
+            "--fuse-shared/--no-fuse-shared", "fuse", default=None, help="Run the shared expert as one more [default: as SGLang does]."
+        ),
     ):
         function = option(function)
     return function
@@ -69,10 +79,10 @@ def model_options(function: Any) -> Any:
 @model_options
 @file_options
 @search_options
-def moe(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None, **asked: Any) -> None:
+def moe(**asked: Any) -> None:
     """The fused MoE kernel of a model."""
-    layer = layer_of(model, tp, ep, dtype, histogram)
-    _run(layer, asked, command_line("tune", "moe", model=model, tp=tp, ep=ep, dtype=dtype, histogram=histogram, **_shown(asked)))
+    layer, shown = _asked_layer(asked)
+    _run(layer, asked, command_line("tune", "moe", **shown, **_shown(asked)))
 
 
 @command.command(name="gemm")
@@ -82,35 +92,74 @@ def moe(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str |
 @search_options
 def gemm(n: int, k: int, **asked: Any) -> None:
     """A block-scaled FP8 GEMM."""
-    for name, size in (("n", n), ("k", k)):
-        if size < 1:
-            raise InvalidInput(f"--{name} {size} must be a whole number of at least 1")
-    _run(gemm_layer(n, k), asked, command_line("tune", "gemm", n=n, k=k, **_shown(asked)))
+    _run(_product(n, k), asked, command_line("tune", "gemm", n=n, k=k, **_shown(asked)))
 
 
 @command.command(name="explain")
 @model_options
+@click.option("--n", type=int, help="With --k and without --model: a block-scaled FP8 GEMM of so many columns.")
+@click.option("--k", type=int, help="Length of its sum.")
+@click.option("--pass", "moe_pass", type=click.Choice(["w13", "w2"]), help="Which product of the experts [default: w13].")
 @click.option("--config", "configs", metavar="M,N,K,GROUP,WARPS,STAGES", multiple=True, help="One more to compare (repeatable).")
 @search_options
-def explain(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None, configs: tuple[str, ...], **asked: Any) -> None:
+def explain(configs: tuple[str, ...], moe_pass: str | None, n: int | None, k: int | None, **asked: Any) -> None:
     """Why one configuration wins: waves, padding and traffic beside the default and the runners-up."""
     output = {name: asked.pop(name) for name in ("as_json", "as_csv", "as_python")}
-    layer = layer_of(model, tp, ep, dtype, histogram)
+    if (n, k) == (None, None):
+        layer, shown = _asked_layer(asked)
+    else:
+        layer, shown = _asked_product(asked, n, k), {"n": n, "k": k}
+        if moe_pass:
+            raise InvalidInput("--pass is of experts; a product has one")
     counts = token_counts(asked["tokens"] or "64")
     if len(counts) != 1:
         raise InvalidInput(f"--tokens {asked['tokens']!r}: explain looks at one number of tokens")
-    line = command_line("tune", "explain", model=model, tp=tp, ep=ep, dtype=dtype, histogram=histogram, config=configs, **_shown(asked))
+    line = command_line("tune", "explain", **shown, **{"pass": moe_pass}, config=configs, **_shown(asked))
     given, choices = [_config(text) for text in configs], limited(asked["limits"])
-    arguments = {"engine": asked["engine"], "num_tokens": counts[0], **({"configs": given} if given else {}), **_limits(asked)}
+    optional = {"configs": given, "moe_pass": moe_pass}
+    arguments = {"engine": asked["engine"], "num_tokens": counts[0], **{key: v for key, v in optional.items() if v}, **_limits(asked)}
     imports = "from tilecast import hardware\nfrom tilecast.tuning.explain import explain\nfrom tilecast.tuning.search import Layer\n"
     python = imports + _call("explain", layer, asked, arguments)
-    emit(_explained(layer, _gpu(asked), asked["engine"], counts[0], given, choices, line, python), **output)
+    gpu = _gpu(asked)
+    records = explained(
+        layer, gpu, engine=asked["engine"], num_tokens=counts[0], configs=given, choices=choices, moe_pass=moe_pass or "w13"
+    )
+    title = "The product" if layer.kernel == "gemm" else {"w13": "First pass (w13)", "w2": "Second pass (w2)"}[moe_pass or "w13"]
+    emit(_explained(records, title, gpu, counts[0], len(space_for(layer, gpu, choices)), line, python), **output)
 
 
 # ---- what is asked ---------------------------------------------------------------------------------------------------------------------
 
 
-def layer_of(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None) -> Layer:
+LAYER_OPTIONS = ("model", "tp", "ep", "dtype", "histogram", "fuse")
+
+
+def _asked_layer(asked: dict[str, Any]) -> tuple[Layer, dict[str, Any]]:
+    """The layer that the options name, which are taken out of `asked`; and these options as a command line has them."""
+    given = {name: asked.pop(name) for name in LAYER_OPTIONS}
+    shown = {name: value for name, value in given.items() if name != "fuse"}
+    if given["fuse"] is not None:
+        shown["fuse_shared" if given["fuse"] else "no_fuse_shared"] = True
+    return layer_of(**given, engine=asked["engine"]), shown
+
+
+def _asked_product(asked: dict[str, Any], n: int | None, k: int | None) -> Layer:
+    given = {name: asked.pop(name) for name in LAYER_OPTIONS}
+    if n is None or k is None or given["model"]:
+        raise InvalidInput("give --n and --k of a product, or --model for its experts, not some of both")
+    return _product(n, k)
+
+
+def _product(n: int, k: int) -> Layer:
+    for name, size in (("n", n), ("k", k)):
+        if size < 1:
+            raise InvalidInput(f"--{name} {size} must be a whole number of at least 1")
+    return gemm_layer(n, k)
+
+
+def layer_of(
+    model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None, fuse: bool | None = None, engine: str = "sglang"
+) -> Layer:
     """The experts of a model, as one rank holds them."""
     from tilecast.workloads.model import Experts, model_config
     from tilecast.workloads.parallelism import sharded
@@ -127,7 +176,21 @@ def layer_of(model: str | None, tp: int, ep: int, dtype: str | None, histogram: 
     return Layer(
         kernel="moe", num_experts=experts.num_experts, topk=experts.topk, hidden_size=config.hidden_size, inter_size=experts.width,
         tp=shard.expert_tp, ep=ep, dtype=held, histogram=histogram_of(histogram),
+        num_fused=_num_fused(config.name, experts, ep, fuse, engine),
     )  # fmt: skip
+
+
+def _num_fused(name: str, experts: "Experts", ep: int, fuse: bool | None, engine: str) -> int:
+    """SGLang runs the one shared expert of DeepSeek V3 and GLM 4.5 as one more of the routed, unless these are dealt to groups."""
+    fits = experts.shared_width == experts.width and not experts.shared_gate
+    if fuse and not fits:
+        raise InvalidInput(f"--fuse-shared: {name} has no shared expert that is as wide as the others and without a gate of its own")
+    if fuse is not None:
+        return int(fuse)
+    is_fused = engine == "sglang" and ep == 1 and fits and experts.correction_bias and experts.num_experts <= MOST_FUSED
+    if is_fused:
+        say(f"SGLang runs the shared expert of {name} as number {experts.num_experts + 1}; --no-fuse-shared for a file without it")
+    return int(is_fused)
 
 
 def histogram_of(file: str | None) -> tuple[float, ...] | None:
@@ -274,7 +337,7 @@ def tuned_report(
             "schema": "tilecast.tune/1", "kernel": layer.kernel, "gpu": tuned.gpu.id, "engine": tuned.engine, "choices": records,
             "files": list(files), "written": list(written), "num_configurations": len(tuned.space), "num_priced": tuned.num_priced,
             "inputs": {"num_experts": layer.num_experts, "topk": layer.topk, "hidden_size": layer.hidden_size,
-                       "inter_size": layer.inter_size, "tp": layer.tp, "ep": layer.ep, "dtype": layer.dtype},
+                       "inter_size": layer.inter_size, "tp": layer.tp, "ep": layer.ep, "dtype": layer.dtype, "num_fused": layer.num_fused},
             "versions": versions(),
         },
         records=listed or [flat(choice) for choice in tuned.choices],
@@ -290,14 +353,17 @@ def worth_measuring(tuned: Tuned) -> list[dict[str, Any]]:
         for name in passes_of(tuned.layer):
             configs = choice.down_shortlist if name == "w2" and choice.down_config else choice.shortlist
             wanted = [(str(place), config) for place, config in enumerate(configs, start=1)] + [("default", choice.default)]
-            lines += [{"num_tokens": choice.num_tokens, "moe_pass": name, "what": what, **config, "latency_s": ""} for what, config in wanted]
+            lines += [
+                {"num_tokens": choice.num_tokens, "moe_pass": name, "what": what, **config, "latency_s": ""} for what, config in wanted
+            ]
     return lines
 
 
 def _listed_grid(lines: Sequence[Mapping[str, Any]], *, is_measured: bool) -> Grid:
     columns = ("tokens", "pass", "#", "configuration")
     rows = [
-        (str(line["num_tokens"]), line["moe_pass"], line["what"], words({name: line[name] for name in PARAMETERS.values()})) for line in lines
+        (str(line["num_tokens"]), line["moe_pass"], line["what"], words({name: line[name] for name in PARAMETERS.values()}))
+        for line in lines
     ]
     title = "Measured, the fastest first" if is_measured else "Worth measuring, the likeliest first"
     return Grid(title=title, columns=columns, rows=rows, right=frozenset({"tokens", "#"}))
@@ -340,10 +406,8 @@ def _gain_words(choice: Choice) -> str:
 
 
 def _explained(
-    layer: Layer, gpu: GpuSpec, engine: str, num_tokens: int, configs: Sequence[Mapping[str, int]], choices: Mapping[str, Sequence[int]],
-    line: str, python: str,
-) -> Report:  # fmt: skip
-    records = explained(layer, gpu, engine=engine, num_tokens=num_tokens, configs=configs, choices=choices)
+    records: list[dict[str, Any]], title: str, gpu: GpuSpec, num_tokens: int, num_configs: int, line: str, python: str
+) -> Report:
     columns = ("configuration", "", "rank", "tasks", "blocks/SM", "waves", "tail", "padding", "L2 reads", "DRAM", "analytic")
     rows = [
         (entry["config"], entry["what"], str(entry["rank"]), f"{entry['num_tasks']:,.0f}", f"{entry['blocks_per_sm']:.0f}",
@@ -352,8 +416,8 @@ def _explained(
         for entry in records
     ]  # fmt: skip
     return Report(
-        answer=why(records, num_tokens, len(space_for(layer, gpu, choices))),
-        grids=[Grid(title="First pass (w13)", columns=columns, rows=rows, right=frozenset(columns[2:]), spare=("tasks", "rank"))],
+        answer=why(records, num_tokens, num_configs),
+        grids=[Grid(title=title, columns=columns, rows=rows, right=frozenset(columns[2:]), spare=("tasks", "rank"))],
         payload={"schema": "tilecast.tune-explain/1", "gpu": gpu.id, "num_tokens": num_tokens, "configurations": records,
                  "versions": versions()},
         records=records,
@@ -370,10 +434,14 @@ def why(records: Sequence[Mapping[str, Any]], num_tokens: int, num_configs: int)
     if default is None:
         return f"{start}; the engine's default does not fit this GPU."
     differences = {
+        f"SMs in use {100 * default['busy_sms_fraction']:.0f} to {100 * choice['busy_sms_fraction']:.0f} %": choice["busy_sms_fraction"]
+        - default["busy_sms_fraction"],
         f"padding {100 * default['padding_fraction']:.0f} to {100 * choice['padding_fraction']:.0f} %": default["padding_fraction"]
         - choice["padding_fraction"],
         f"tail {100 * default['tail_fraction']:.0f} to {100 * choice['tail_fraction']:.0f} %": default["tail_fraction"]
-        - choice["tail_fraction"],
+        - choice["tail_fraction"]
+        if max(default["waves"], choice["waves"]) > 1
+        else 0.0,
         f"L2 reads {units.human('_bytes', default['l2_bytes'])} to {units.human('_bytes', choice['l2_bytes'])}": 1
         - choice["l2_bytes"] / default["l2_bytes"],
         f"waves {default['waves']:.2f} to {choice['waves']:.2f}": 0.5 * (1 - choice["waves"] / default["waves"]),

@@ -46,6 +46,7 @@ class Layer:
     gated: bool = True
     dtype: str = "bf16"
     histogram: tuple[float, ...] | None = None  # how often each expert is chosen; None: all equally
+    num_fused: int = 0  # shared experts, which every token visits, that run in the same kernel
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "topk", "hidden_size", "inter_size", "tp", "ep"):
@@ -60,10 +61,12 @@ class Layer:
             raise InvalidInput(f"inter_size = {self.inter_size} must be a multiple of tp = {self.tp}")
         if self.histogram is not None and len(self.histogram) != self.num_experts:
             raise InvalidInput(f"the histogram lists {len(self.histogram)} experts; the layer has {self.num_experts}")
+        if self.num_fused and self.ep > 1:
+            raise InvalidInput(f"a shared expert cannot be fused with experts that are dealt to ep = {self.ep} groups")
 
     @property
     def local_experts(self) -> int:
-        return self.num_experts // self.ep
+        return self.num_experts // self.ep + self.num_fused
 
     @property
     def local_inter(self) -> int:
@@ -71,15 +74,17 @@ class Layer:
 
     def launch(self, num_tokens: int, moe_pass: str) -> Moe:
         return Moe(
-            num_tokens=num_tokens, hidden_size=self.hidden_size, inter_size=self.inter_size, num_experts=self.num_experts, topk=self.topk,
-            tp=self.tp, ep=self.ep, distribution=self._distribution(num_tokens), moe_pass=moe_pass, gated=self.gated, dtype=self.dtype,
-            identity="triton",
+            num_tokens=num_tokens, hidden_size=self.hidden_size, inter_size=self.inter_size,
+            num_experts=self.num_experts + self.num_fused, topk=self.topk + self.num_fused, tp=self.tp, ep=self.ep,
+            distribution=self._distribution(num_tokens), moe_pass=moe_pass, gated=self.gated, dtype=self.dtype, identity="triton",
         )  # fmt: skip
 
     def _distribution(self, num_tokens: int) -> str:
-        if self.histogram is None:
+        if self.histogram is None and not self.num_fused:
             return "balanced"
-        return json.dumps(loads_like(np.array(self.histogram), num_tokens, self.topk).astype(int).tolist())
+        routed = np.ones(self.num_experts) if self.histogram is None else np.array(self.histogram)
+        loads = loads_like(routed, num_tokens, self.topk)
+        return json.dumps([*loads.astype(int).tolist(), *[num_tokens] * self.num_fused])
 
 
 def gemm_layer(n: int, k: int, dtype: str = "fp8_block") -> Layer:
@@ -163,7 +168,9 @@ def tune(
     ranking = ranking or shipped_ranking()
     space = space_for(layer, gpu, choices)
     found = tuple(_choice(layer, gpu, engine, num_tokens, shortlist, space, ranking, time_s) for num_tokens in tokens)
-    return Tuned(layer=layer, gpu=gpu, engine=engine, space=space, choices=found, num_priced=len(space) * len(passes_of(layer)) * len(tokens))
+    return Tuned(
+        layer=layer, gpu=gpu, engine=engine, space=space, choices=found, num_priced=len(space) * len(passes_of(layer)) * len(tokens)
+    )
 
 
 def _check_tokens(tokens: Sequence[int]) -> None:
@@ -302,7 +309,9 @@ def _measured_apart(choice: Choice, launches: Sequence[Moe], time_s: Timer) -> C
 
     Recorded times may be of the first pass alone: then it decides, and the likeliest second pass of its height goes with it.
     """
-    up, down = (_timed([launch], configs, time_s) for launch, configs in zip(launches, (choice.shortlist, choice.down_shortlist), strict=True))
+    up, down = (
+        _timed([launch], configs, time_s) for launch, configs in zip(launches, (choice.shortlist, choice.down_shortlist), strict=True)
+    )
     if not up:
         raise _unmeasured(choice)
     if down:
