@@ -88,6 +88,10 @@ def test_a_trace_that_breaks_off_is_read_up_to_there_and_marked_partial(tmp_path
         ('{"deviceProperties": [], "traceEv', "no traceEvents before its events"),
         ('{"traceEvents": []}', "has no GPU events"),
         ('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}]}', "has no GPU events (1 events)"),
+        (
+            '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}, {"ph"',
+            "breaks off before its first GPU event",
+        ),
         ('{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "not valid JSON"),
         ('{"traceEvents": 3}', "not valid JSON"),
         ('{"traceEvents": [{"ph": nope}]}', "not valid JSON"),
@@ -488,7 +492,10 @@ def test_unknown_kernels_are_listed_and_a_file_of_names_makes_them_known(tmp_pat
     made.call("mylib::mix", MM, "my_private_thing<3>", 500.0, 25.0)
     path = made.write(tmp_path / "t.json")
     found = tilecast("diagnose", path, "--json").json
-    assert found["unknown"] == [{"kernel": "my_private_thing<3>", "calls": 1, "total_s": pytest.approx(25e-6)}]
+    (unknown,) = found["unknown"]
+    assert (unknown["kernel"], unknown["op"], unknown["calls"]) == ("my_private_thing<3>", "mylib::mix", 1)
+    assert unknown["total_s"] == pytest.approx(25e-6)
+    assert unknown["share_fraction"] == pytest.approx(25e-6 / found["gpu_time_s"])
     assert found["named_fraction"] == pytest.approx(100 / 125)
     rules = tmp_path / "names.toml"
     rules.write_text("[[kernel]]\nname = 'my_private'\nlibrary = 'ours'\nfamily = 'gemm'\n")

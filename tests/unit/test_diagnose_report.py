@@ -267,6 +267,9 @@ def test_a_notebook_shows_a_table(tmp_path: Path) -> None:
 def test_bad_options_are_refused(tmp_path: Path, tilecast: Tilecast) -> None:
     path = plain().write(tmp_path / "t.json")
     assert tilecast("diagnose", path, "--quantile", "1.5").code == 2
+    assert "goes with --against" in tilecast("diagnose", path, "--against-gpu", "h20").err
+    twice = tilecast("diagnose", path, str(tmp_path / ".." / tmp_path.name / "t.json"))
+    assert twice.code == 2 and "given twice" in twice.err
     assert tilecast("diagnose", path, "--html", str(tmp_path / "page.txt")).code == 2
     assert tilecast("diagnose").code == 2
     assert tilecast("diagnose", path, "--gpu", "h1000").code == 2

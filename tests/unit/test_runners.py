@@ -46,6 +46,13 @@ def test_a_bad_file_of_times_is_one_sentence(tmp_path, text, sentence):
         replay_of(str(file))
 
 
+def test_bytes_that_are_no_text_are_refused_in_one_sentence(tmp_path):
+    file = tmp_path / "times.csv"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidInput, match="is no CSV file of recorded times"):
+        replay_of(str(file))
+
+
 def test_the_command_takes_the_fastest_of_a_measured_shortlist(tmp_path, tilecast):
     asked = ("tune", "moe", "--gpu", "h800-sxm", "--model", "Qwen/Qwen3-30B-A3B", "--engine", "vllm", "--tokens", "64", "--shortlist", "3")
     guess = json.loads(tilecast(*asked, "--json").out)["choices"][0]

@@ -407,6 +407,10 @@ def test_half_a_product_is_refused(tilecast, more):
         (("--model", MODEL, "--only", "block_k=256", "--only", "block_n=256", "--only", "block_m=256"), 2, "none of the"),
         (("--model", MODEL, "--only", "block_q=2"), 2, "unknown parameter"),
         (("--model", MODEL, "--only", "block_n=48"), 2, "powers of two"),
+        (("--model", MODEL, "--only", "block_m=8,16"), 2, "Triton takes block_m from 16 to 1024"),
+        (("--model", MODEL, "--only", "num_warps=64"), 2, "Triton takes num_warps from 1 to 32"),
+        (("--model", MODEL, "--triton-version", "../../3.5.1"), 2, "must be numbers and dots"),
+        (("--model", MODEL, "--triton-version", "nightly"), 2, "must be numbers and dots"),
         (("--model", MODEL, "--histogram", "/no/such.json"), 3, "no file"),
         (("--model", MODEL, "--measure", "nsight"), 2, "--measure 'nsight'"),
         (("--model", MODEL, "--measure", "/no/such.csv"), 3, "no file"),
@@ -419,6 +423,11 @@ def test_bad_input_is_one_sentence_and_writes_nothing(arguments, code, sentence,
     assert result.code == code and sentence in result.err
     assert result.err.count("\n") == 1 and "Traceback" not in result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_product_has_no_folder_for_a_triton_version(tilecast):
+    result = tilecast("tune", "gemm", "--gpu", "h20", "--n", "512", "--k", "512", "--triton-version", "3.5.1")
+    assert result.code == 2 and "one file of a product" in result.err
 
 
 def test_an_amd_gpu_is_refused(tilecast):

@@ -13,6 +13,7 @@ from tilecast.cli.output import command_line, emit, output_options, refuse_as_py
 from tilecast.diagnosis.ceiling import MEANINGS
 from tilecast.diagnosis.diagnose import Diagnosis, diagnose
 from tilecast.diagnosis.rows import Row
+from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def command(
     Kernels are matched to the shapes of the operators that launched them, and set against prediction, ceiling and bound; what better
     kernels would save comes first. Record with record_shapes=True.
     """
+    if against_gpu is not None and against is None:
+        raise InvalidInput(f"--against-gpu {against_gpu} goes with --against")
     page = target("--html", html_path, (".html", ".htm"))
     line = command_line(
         "diagnose", *traces, gpu=gpu, against=against, against_gpu=against_gpu, names=names, shapes=shapes,

@@ -15,11 +15,11 @@ from tilecast.errors import InvalidInput, MissingData, UnknownName
 from tilecast.hardware import GpuSpec
 from tilecast.report import Grid, Report, versions
 from tilecast.tuning.defaults import ENGINES
-from tilecast.tuning.engine_files import check_folder, contents, file_dtype, write
+from tilecast.tuning.engine_files import check_folder, check_version, contents, file_dtype, write
 from tilecast.tuning.explain import explain as explained
 from tilecast.tuning.explain import words
 from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Tuned, gemm_layer, passes_of, space_for, tune
-from tilecast.tuning.space import CHOICES, PARAMETERS, space_of
+from tilecast.tuning.space import CHOICES, LIMITS, PARAMETERS, space_of
 
 if TYPE_CHECKING:
     from tilecast.workloads.model import Experts
@@ -228,11 +228,14 @@ def limited(limits: Sequence[str]) -> Mapping[str, Sequence[int]]:
         if name not in choices:
             raise UnknownName.among("parameter", name, CHOICES)
         try:
-            choices[name] = [int(value) for value in values.split(",")]
+            choices[name] = sorted({int(value) for value in values.split(",")})
         except ValueError:
             choices[name] = []
         if not choices[name] or any(value < 1 or (value & (value - 1) and name != "num_stages") for value in choices[name]):
             raise InvalidInput(f"--only {limit!r} must read NAME=VALUE,VALUE with powers of two, e.g. block_n=64,128")
+        least, most = LIMITS[name]
+        if choices[name][0] < least or choices[name][-1] > most:
+            raise InvalidInput(f"--only {limit!r}: Triton takes {name} from {least} to {most}")
     return choices
 
 
@@ -287,6 +290,7 @@ def _tune_python(layer: Layer, asked: Mapping[str, Any]) -> str:
 def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
     output = {name: asked.pop(name) for name in ("as_json", "as_csv", "as_python")}
     folder = check_folder(asked["folder"]) if asked["folder"] else None
+    check_version(asked["triton_version"], layer.kernel)
     gpu, tokens, choices, python = _gpu(asked), token_counts(asked["tokens"]), limited(asked["limits"]), _tune_python(layer, asked)
     if output["as_python"]:
         emit(Report(answer="", python=python), **output)

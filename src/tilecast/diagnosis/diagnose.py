@@ -59,11 +59,11 @@ class Diagnosis:
 
     @property
     def named_fraction(self) -> float:
-        return self.named_s / self.gpu_time_s if self.gpu_time_s else 0.0
+        return min(self.named_s / self.gpu_time_s, 1.0) if self.gpu_time_s else 0.0  # sums in two orders differ by a rounding
 
     @property
     def priced_fraction(self) -> float:
-        return self.priced_s / self.gpu_time_s if self.gpu_time_s else 0.0
+        return min(self.priced_s / self.gpu_time_s, 1.0) if self.gpu_time_s else 0.0
 
     @property
     def unknown(self) -> tuple[Row, ...]:
@@ -113,7 +113,10 @@ class Diagnosis:
             "num_graph_launches": self.num_graph_launches, "findings": list(self.findings), "notes": list(self.notes),
             "families": self.families(), "errors": self.errors(), "kernels": [row.to_dict() for row in self.rows],
             "unpriced": self.unpriced(),
-            "unknown": [{"kernel": row.kernels[0], "calls": row.calls, "total_s": row.total_s} for row in self.unknown],
+            "unknown": [
+                {"kernel": row.kernels[0], "op": row.op, "calls": row.calls, "total_s": row.total_s, "share_fraction": row.share_fraction}
+                for row in self.unknown
+            ],
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
@@ -197,9 +200,10 @@ def _run(path: Path, rules: Sequence[Rule], progress: Callable[[Path], Progress 
     """One file, reduced to its calls before the next is opened."""
     trace = read_trace(path, progress(path) if progress is not None else None)
     if not len(trace.gpu_events):
-        why = f"; {trace.truncated}" if trace.truncated else ""
+        if trace.truncated:
+            raise InvalidInput(f"{path} breaks off before its first GPU event, after {trace.num_events:,} others: {trace.truncated}")
         kept = f"{trace.num_events:,} events" + (f", {trace.num_dropped:,} of them kernels without a time" if trace.num_dropped else "")
-        raise InvalidInput(f"{path} has no GPU events ({kept}{why}): record it with ProfilerActivity.CUDA, where a GPU is visible")
+        raise InvalidInput(f"{path} has no GPU events ({kept}): record it with ProfilerActivity.CUDA, where a GPU is visible")
     run = matched(trace, rules, elsewhere.contexts if elsewhere is not None else None)
     return replace(run, groups=infer(run.groups, elsewhere.groups if elsewhere is not None else ()))
 

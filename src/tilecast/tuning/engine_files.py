@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,12 +48,23 @@ def file_name(layer: Layer, gpu: GpuSpec, engine: str, *, down: bool = False) ->
     )
 
 
+def check_version(triton_version: str | None, kernel: str) -> None:
+    """SGLang reads the numbers in the names of its folders: another name there would stop it from finding any file."""
+    if triton_version is None:
+        return
+    if kernel == "gemm":
+        raise InvalidInput(f"--triton-version {triton_version}: engines keep one file of a product for all versions")
+    if not re.fullmatch(r"\d+(\.\d+){1,3}", triton_version):
+        raise InvalidInput(f"--triton-version {triton_version!r} must be numbers and dots, such as {TRITON_VERSION}")
+
+
 def contents(tuned: Tuned, triton_version: str | None = None) -> dict[str, str]:
     """Path below the folder -> text. Keys are token counts; SGLang has a folder for each Triton version, and a file for the second pass."""
+    check_version(triton_version, tuned.layer.kernel)
     name = file_name(tuned.layer, tuned.gpu, tuned.engine)
     table: dict[str, object] = {str(choice.num_tokens): dict(choice.config) for choice in tuned.choices}
     if tuned.engine == "vllm" or tuned.layer.kernel == "gemm":
-        if triton_version and tuned.layer.kernel == "moe":
+        if triton_version:
             table = {"triton_version": triton_version, **table}
         return {name: _text(table)}
     folder = f"configs/triton_{(triton_version or TRITON_VERSION).replace('.', '_')}"

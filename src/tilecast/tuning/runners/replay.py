@@ -29,6 +29,13 @@ def replay_of(file: str) -> Replay:
     path = Path(file)
     if not path.is_file():
         raise MissingData(f"no file {path}")
+    try:
+        return Replay(_times(path))
+    except (UnicodeDecodeError, csv.Error):
+        raise InvalidInput(f"{path} is no CSV file of recorded times") from None
+
+
+def _times(path: Path) -> dict[Key, float]:
     times: dict[Key, float] = {}
     with path.open(newline="", encoding="utf-8") as lines:
         table = csv.DictReader(lines)
@@ -49,4 +56,4 @@ def replay_of(file: str) -> Replay:
             if moe_pass not in PASSES:
                 raise InvalidInput(f"{path}, row {number}: moe_pass = {moe_pass!r} must be one of {', '.join(PASSES)}")
             times[moe_pass, tokens, config] = seconds
-    return Replay(times)
+    return times
