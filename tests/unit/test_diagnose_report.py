@@ -13,7 +13,7 @@ from tests.unit.made_trace import ADD, GEMM, MM, SUM, Made, plain
 from tilecast import units
 from tilecast.diagnosis.advice import Facts, RunFacts, advise, advise_run
 from tilecast.diagnosis.diagnose import diagnose
-from tilecast.diagnosis.difference import difference
+from tilecast.diagnosis.difference import Difference, difference
 
 PRODUCT = Facts(
     family="gemm", library="cuBLAS", kernel="sm90_xmma_gemm_tilesize128x128x64_x", measured_s=200e-6, predicted_s=110e-6, ceiling_s=90e-6,
@@ -146,7 +146,21 @@ def test_a_run_against_itself_has_no_difference(tmp_path: Path, tilecast: Tileca
     found = tilecast("diagnose", path, "--against", path, "--json").json["against"]
     assert found["span_s"] == found["idle_s"] == 0
     assert all(part["difference_s"] == 0 for part in found["work"])
-    assert len(found["sentences"]) == 1
+    (sentence,) = found["sentences"]
+    assert sentence.count("us") == 2 and "longer" not in sentence and "less" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("spans", "idle_s", "words"),
+    [
+        ((3e-3, 2e-3), 4e-4, "3 ms, the other 2 ms: 1 ms longer, and its GPU is idle 400 us longer."),
+        ((2e-3, 3e-3), -4e-4, "2 ms, the other 3 ms: 1 ms less, and its GPU is idle 400 us less."),
+        ((3e-3, 2e-3), -4e-4, "1 ms longer, and its GPU is idle 400 us less."),
+    ],
+)
+def test_the_first_sentence_of_a_difference_has_no_signs(spans: tuple[float, float], idle_s: float, words: str) -> None:
+    found = Difference(this_span_s=spans[0], other_span_s=spans[1], idle_s=idle_s, at_once_s=0.0, families=(), work=())
+    assert found.sentences()[0].endswith(words)
 
 
 def test_against_explains_two_gpus_with_what_the_prediction_expects(tmp_path: Path, tilecast: Tilecast) -> None:
