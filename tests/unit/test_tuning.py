@@ -239,6 +239,17 @@ def test_file_names_are_those_that_engines_look_up(gpu, engine, dtype, down, nam
     assert file_name(layer, hardware.gpu(gpu), engine, down=down) == name
 
 
+def test_sglang_says_in_the_name_that_scales_are_per_channel():
+    layer = Layer(
+        kernel="moe", num_experts=160, topk=8, hidden_size=5120, inter_size=1536, tp=4, dtype="fp8", num_fused=1, per_channel=True
+    )
+    gpu = hardware.gpu("h200-sxm")
+    shipped = "E=161,N=384,device_name=NVIDIA_H200,dtype=fp8_w8a8,per_channel_quant=True.json"
+    assert file_name(layer, gpu, "sglang") == shipped
+    assert file_name(layer, gpu, "sglang", down=True) == shipped.replace(".json", "_down.json")
+    assert "per_channel" not in file_name(layer, gpu, "vllm")
+
+
 def test_a_gpu_without_a_device_string_is_refused_with_what_helps():
     with pytest.raises(InvalidInput, match=r"device_string = .* in the TOML file"):
         file_name(QWEN, replace(hardware.gpu("h20"), device_string=""), "vllm")
@@ -416,6 +427,7 @@ def test_half_a_product_is_refused(tilecast, more):
         (("--model", MODEL, "--measure", "/no/such.csv"), 3, "no file"),
         (("--model", MODEL, "--shortlist", "0"), 2, "shortlist = 0"),
         (("--model", MODEL, "--fuse-shared"), 2, "has no shared expert"),
+        (("--model", MODEL, "--per-channel"), 2, "not of bf16"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_writes_nothing(arguments, code, sentence, tmp_path, tilecast):

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ def command() -> None:
 
 
 def search_options(function: Any) -> Any:
-    for option in (
+    options = (
         click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file."),
         click.option("--engine", default="sglang", show_default=True, help=f"Whose files and default: {', '.join(ENGINES)}."),
         click.option("--tokens", metavar="1,2,...", help="Token counts, the keys of the file [default: the engines' own 18]."),
@@ -42,26 +43,29 @@ def search_options(function: Any) -> Any:
         ),
         set_option,
         output_options,
-    ):
+    )
+    for option in reversed(options):
         function = option(function)
     return function
 
 
 def file_options(function: Any) -> Any:
-    for option in (
+    options = (
         click.option("-o", "--out", "folder", metavar="DIR", help="Write the engine's file below this folder."),
+        click.option("--per-channel", is_flag=True, help="Of 8-bit experts with a scale for each column: SGLang names their file so."),
         click.option("--triton-version", help="SGLang keeps a folder for each; vLLM may note it in the file."),
         click.option(
             "--shortlist", metavar="K", type=int, help=f"Show the K configurations worth measuring [default: {SHORTLIST}, in --json]."
         ),
         click.option("--measure", metavar="triton|FILE.csv", help="Time the shortlist: on the GPU that is here, or from recorded times."),
-    ):
+    )
+    for option in reversed(options):
         function = option(function)
     return function
 
 
 def model_options(function: Any) -> Any:
-    for option in (
+    options = (
         click.option("--model", help="A bundled Hugging Face id, a config.json, or its folder."),
         click.option("--tp", default=1, show_default=True, help="GPUs that share the layer."),
         click.option("--ep", default=1, show_default=True, help="Of these, groups that experts are dealt to whole."),
@@ -70,15 +74,16 @@ def model_options(function: Any) -> Any:
         click.option(
             "--fuse-shared/--no-fuse-shared", "fuse", default=None, help="Run the shared expert as one more [default: as SGLang does]."
         ),
-    ):
+    )
+    for option in reversed(options):
         function = option(function)
     return function
 
 
 @command.command(name="moe")
+@search_options
 @model_options
 @file_options
-@search_options
 def moe(**asked: Any) -> None:
     """The fused MoE kernel of a model."""
     layer, shown = _asked_layer(asked)
@@ -88,8 +93,8 @@ def moe(**asked: Any) -> None:
 @command.command(name="gemm")
 @click.option("--n", required=True, type=int, help="Columns of the output.")
 @click.option("--k", required=True, type=int, help="Length of the sum.")
-@file_options
 @search_options
+@file_options
 def gemm(n: int, k: int, **asked: Any) -> None:
     """A block-scaled FP8 GEMM."""
     _run(_product(n, k), asked, command_line("tune", "gemm", n=n, k=k, **_shown(asked)))
@@ -248,7 +253,7 @@ def _gpu(asked: Mapping[str, Any]) -> GpuSpec:
 def _shown(asked: Mapping[str, Any]) -> dict[str, Any]:
     names = {"folder": "out", "limits": "only", "assignments": "set"}
     hidden = ("as_json", "as_csv", "as_python")
-    return {names.get(name, name): value for name, value in asked.items() if name not in hidden and value not in (None, ())}
+    return {names.get(name, name): value for name, value in asked.items() if name not in hidden and value not in (None, (), False)}
 
 
 # ---- as Python -------------------------------------------------------------------------------------------------------------------------
@@ -291,6 +296,7 @@ def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
     output = {name: asked.pop(name) for name in ("as_json", "as_csv", "as_python")}
     folder = check_folder(asked["folder"]) if asked["folder"] else None
     check_version(asked["triton_version"], layer.kernel)
+    layer = replace(layer, per_channel=asked["per_channel"])
     gpu, tokens, choices, python = _gpu(asked), token_counts(asked["tokens"]), limited(asked["limits"]), _tune_python(layer, asked)
     if output["as_python"]:
         emit(Report(answer="", python=python), **output)

@@ -43,6 +43,7 @@ def file_name(layer: Layer, gpu: GpuSpec, engine: str, *, down: bool = False) ->
         f"{sizes},device_name={device_name(gpu, engine, layer.kernel)}"
         + (f",dtype={dtype}" if dtype else "")
         + (f",block_shape={blocks}" if layer.dtype == "fp8_block" else "")
+        + (",per_channel_quant=True" if layer.per_channel and engine == "sglang" else "")
         + ("_down" if down else "")
         + ".json"
     )

@@ -24,6 +24,7 @@ from tilecast.tuning.space import CHOICES, PARAMETERS, Space, feasible
 
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 SHORTLIST = 8
+PER_CHANNEL_DTYPES = ("fp8", "fp8_static", "int8_sq")
 LEARNED_DTYPES = ("bf16", "fp16")
 MOST_APART = 0.45  # log of the ratio of ridge points: H200 is 0.36 from H800, H20 is about 2
 BLOCK = 128  # a side of a block with one scale
@@ -47,6 +48,7 @@ class Layer:
     dtype: str = "bf16"
     histogram: tuple[float, ...] | None = None  # how often each expert is chosen; None: all equally
     num_fused: int = 0  # shared experts, which every token visits, that run in the same kernel
+    per_channel: bool = False  # 8-bit weights with a scale for each column, which SGLang says in the name of the file
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "topk", "hidden_size", "inter_size", "tp", "ep"):
@@ -61,6 +63,8 @@ class Layer:
             raise InvalidInput(f"inter_size = {self.inter_size} must be a multiple of tp = {self.tp}")
         if self.histogram is not None and len(self.histogram) != self.num_experts:
             raise InvalidInput(f"the histogram lists {len(self.histogram)} experts; the layer has {self.num_experts}")
+        if self.per_channel and (self.kernel != "moe" or self.dtype not in PER_CHANNEL_DTYPES):
+            raise InvalidInput(f"scales per channel are of {', '.join(PER_CHANNEL_DTYPES)} experts, not of {self.dtype} in {self.kernel}")
         if self.num_fused and self.ep > 1:
             raise InvalidInput(f"a shared expert cannot be fused with experts that are dealt to ep = {self.ep} groups")
 
