@@ -544,6 +544,13 @@ def test_several_ranks_are_counted_together_and_told_apart(tmp_path: Path, tilec
     assert any("for rank 0, which arrives last" in sentence for sentence in together["findings"])
 
 
+def test_ranks_that_are_missing_or_there_twice_are_told(tmp_path: Path) -> None:
+    one, same, other = (_rank(number, 0.0).write(tmp_path / f"{name}.json") for number, name in ((0, "a"), (0, "b"), (1, "c")))
+    assert any("1 of 2 ranks is here" in note for note in diagnose(one).notes)
+    assert any("a.json and b.json all say that they are rank 0" in note for note in diagnose(one, same).notes)
+    assert not any("rank" in note for note in diagnose(one, other).notes)
+
+
 def test_ranks_on_different_gpus_are_refused(tmp_path: Path) -> None:
     one, other = plain(), plain()
     other.device = "NVIDIA A100-SXM4-80GB"

@@ -279,6 +279,23 @@ def _whole_run(runs: Sequence[Run], ranks: Sequence[RankTime], whole: Timeline, 
     return advise_run(facts)
 
 
+def _rank_notes(runs: Sequence[Run]) -> list[str]:
+    """Which ranks are missing, and which are there twice."""
+    files: dict[int, list[str]] = {}
+    for run in runs:
+        if run.rank is not None:
+            files.setdefault(run.rank, []).append(Path(run.path).name)
+    notes = [
+        f"{' and '.join(names)} all say that they are rank {rank}: are they of one run?" for rank, names in files.items() if len(names) > 1
+    ]
+    world = max((run.world_size or 0 for run in runs), default=0)
+    if files and len(files) < world:
+        notes.append(
+            f"{len(files)} of {world} ranks {'is' if len(files) == 1 else 'are'} here: what collectives wait for may lie in the others"
+        )
+    return notes
+
+
 def _notes(runs: Sequence[Run], rows: Sequence[Row], total_s: float) -> tuple[list[str], list[str]]:
     """Notes, and the reasons why the result is partial."""
     notes, partial = [], []
@@ -300,6 +317,7 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], total_s: float) -> tuple[li
         if run.num_matched < 0.98 * run.num_gpu_events and run.has_shapes:
             missing = run.num_gpu_events - run.num_matched
             notes.append(f"{name}: {missing:,} of {run.num_gpu_events:,} GPU events belong to no recorded operator")
+    notes += _rank_notes(runs)
     contradicting = [row for row in rows if TOO_FAST in row.notes]
     if contradicting:
         share = sum(row.total_s for row in contradicting) / total_s
