@@ -104,6 +104,14 @@ def test_a_speed_up_has_an_interval_that_is_wider_on_a_gpu_nobody_searched():
     assert unseen.basis == "unseen-gpu" and unseen.high / unseen.low > seen.high / seen.low
 
 
+def test_the_answer_says_what_an_expectation_rests_on(tilecast):
+    asked = ("tune", "moe", "--model", MODEL, "--tokens", "64", "--gpu")
+    said = {gpu: " ".join(tilecast(*asked, gpu).out.split()) for gpu in ("h800-sxm", "l40s")}
+    assert "(basis unseen-gpu)" in said["l40s"] and "basis" not in said["h800-sxm"].split(".")[0]
+    product = tilecast("tune", "gemm", "--gpu", "h800-sxm", "--n", "512", "--k", "512", "--tokens", "64").out
+    assert "(basis extrapolated-shape)" in " ".join(product.split())
+
+
 def test_the_trees_of_a_sibling_speak_for_a_gpu_of_the_same_die():
     searched = shipped_ranking().gpus
     assert stand_in(hardware.gpu("h100-sxm"), searched) == "h800-sxm"

@@ -331,7 +331,11 @@ def tuned_report(
     gains = [choice.gain.median for choice in tuned.choices if choice.gain is not None]
     is_measured = any(choice.gain is not None and choice.gain.basis.startswith("measured") for choice in tuned.choices)
     how = "measured" if is_measured else "expected"
-    expected = f"{how} {np.mean(gains):.2f}x over {tuned.engine}'s default on average" if gains else "the default does not fit this GPU"
+    expected = (
+        f"{how} {np.mean(gains):.2f}x over {tuned.engine}'s default on average{_rests_on(tuned)}"
+        if gains
+        else "the default does not fit this GPU"
+    )
     where = f"; wrote {', '.join(written)}" if written else f"; nothing written: give -o DIR for {', '.join(files)}"
     layer = tuned.layer
     return Report(
@@ -354,6 +358,12 @@ def tuned_report(
         python=python,
         command=line,
     )  # fmt: skip
+
+
+def _rests_on(tuned: Tuned) -> str:
+    """What an expectation rests on, where that is not a search of this kernel on this GPU."""
+    bases = sorted({choice.gain.basis for choice in tuned.choices if choice.gain is not None} - {"interpolated", "measured"})
+    return f" (basis {', '.join(bases)})" if bases else ""
 
 
 def worth_measuring(tuned: Tuned) -> list[dict[str, Any]]:
