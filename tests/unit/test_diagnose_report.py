@@ -1,5 +1,6 @@
 """What a diagnosis says: advice that follows its figures, the difference of two runs, and a page whose figures are all in the JSON."""
 
+import csv
 import re
 from dataclasses import replace
 from html import unescape
@@ -261,6 +262,14 @@ def test_csv_has_a_line_for_each_kernel_and_python_the_same_call(tmp_path: Path,
     scope: dict[str, Any] = {}
     exec(code.replace("\ntilecast.", "\nfound = tilecast."), scope)
     assert scope["found"].gpu.id == "a100-sxm-80gb"
+
+
+def test_csv_of_a_comparison_has_a_line_for_each_piece_of_work(tmp_path: Path, tilecast: Tilecast) -> None:
+    here, there = plain(3).write(tmp_path / "a.json"), plain(5).write(tmp_path / "b.json")
+    lines = list(csv.DictReader(tilecast("diagnose", here, "--against", there, "--csv").out.splitlines()))
+    work = tilecast("diagnose", here, "--against", there, "--json").json["against"]["work"]
+    assert [line["name"] for line in lines] == [part["name"] for part in work]
+    assert float(lines[0]["difference_s"]) == work[0]["difference_s"] and int(lines[0]["other.calls"]) == 5
 
 
 def test_as_python_compares_too_and_refuses_a_page(tmp_path: Path, tilecast: Tilecast) -> None:

@@ -121,14 +121,16 @@ def diagnose_report(
     payload = {**found.to_dict(), "answer": answer(found), "inputs": inputs, "versions": versions()}
     grids = [_headline(found), _findings(found), _ranks(found), _recoverable(found, every), _advice(found, every), _gaps(found, every)]
     grids += [_families(found), _unpriced(found, every), _unknown(found, every), _notes(found)]
+    records = [row.to_dict() | {"gap": "; ".join(f"{name} {seconds:.3g}" for name, seconds in row.parts)} for row in found.rows]
     if compared is not None and other is not None:
         payload["against"] = {"gpu": other.gpu.id, "traces": list(other.traces), **compared.to_dict()}
         grids += [_difference(compared), _work(compared, every), _sentences(compared)]
+        records = [part.to_dict() for part in compared.work]
     return Report(
         answer=answer(found),
         grids=[grid for grid in grids if grid.rows],
         payload=payload,
-        records=[row.to_dict() | {"gap": "; ".join(f"{name} {seconds:.3g}" for name, seconds in row.parts)} for row in found.rows],
+        records=records,
         inputs=inputs,
         python=python,
         command=line,
