@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tilecast import hardware
+from tilecast.cli.tune import told
 from tilecast.errors import InvalidInput, MissingExtra
 from tilecast.kernels.moe import Moe
 from tilecast.tuning.runners import triton_kernel
@@ -83,16 +85,55 @@ def test_the_shortlist_as_csv_is_the_file_that_measuring_takes(tmp_path, tilecas
     assert "Worth measuring" in said and "Worth measuring" not in tilecast(*asked[:-2]).out
 
 
-def stand_in_for_torch(monkeypatch, device_name):
-    from types import SimpleNamespace
+class Event:
+    """Every launch takes 2 ms."""
 
-    cuda = SimpleNamespace(is_available=lambda: device_name is not None, get_device_name=lambda: device_name)
-    monkeypatch.setattr(triton_kernel, "_libraries", lambda: (SimpleNamespace(cuda=cuda), None))
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    def elapsed_time(self, other):
+        return 2.0
+
+
+def stand_in_for_torch(monkeypatch, device_name):
+    cuda = SimpleNamespace(
+        is_available=lambda: device_name is not None, get_device_name=lambda: device_name, Event=Event, synchronize=lambda: None
+    )
+    torch = SimpleNamespace(cuda=cuda, int8=None, empty=lambda *_, **__: SimpleNamespace(zero_=lambda: None))
+    monkeypatch.setattr(triton_kernel, "_libraries", lambda: (torch, None))
     monkeypatch.setattr(triton_kernel, "grouped_kernel", lambda: None)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+class OutOfResources(Exception):
+    """As Triton's compiler calls it."""
+
+
+def test_operands_are_drawn_once_for_all_configurations_of_a_launch(monkeypatch):
+    stand_in_for_torch(monkeypatch, "NVIDIA H200")
+    drawn, launched = [], []
+
+    def runs(torch, triton, kernel, of, config):
+        def run():
+            if config["num_stages"] > 4:
+                raise OutOfResources
+            launched.append(config["num_stages"])
+
+        return run
+
+    monkeypatch.setattr(triton_kernel, "operands", lambda torch, launch, device: drawn.append(launch))
+    monkeypatch.setattr(triton_kernel, "runs", runs)
+    runner, other = runner_for("triton", hardware.gpu("h200-sxm")), replace(LAUNCH, num_tokens=16)
+    times = [runner.time_s(launch, {"num_stages": stages}) for launch in (LAUNCH, other) for stages in (2, 3, 5)]
+    assert times == [2e-3, 2e-3, None] * 2, "what the compiler refuses is left out"
+    assert drawn == [LAUNCH, other]
+    assert launched.count(2) == launched.count(3) == 2 * (triton_kernel.WARM_UPS + triton_kernel.REPEATS)
 
 
 def test_times_are_taken_on_the_gpu_that_is_asked_for_or_not_at_all(monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     stand_in_for_torch(monkeypatch, "NVIDIA H200")
     runner_for("triton", hardware.gpu("h200-sxm"))
     with pytest.raises(InvalidInput, match="the GPU here is 'NVIDIA H200', and l40s is 'NVIDIA L40S'"):
@@ -105,10 +146,17 @@ def test_times_are_taken_on_the_gpu_that_is_asked_for_or_not_at_all(monkeypatch)
         runner_for("triton", hardware.gpu("h200-sxm"))
 
 
+def test_measuring_says_how_far_it_is_once_for_each_number_of_tokens(capsys):
+    timed = told(lambda launch, config: 1.0, 2)
+    other = replace(LAUNCH, num_tokens=16)
+    assert [timed(launch, {}) for launch in (LAUNCH, LAUNCH, other)] == [1.0] * 3
+    assert capsys.readouterr().err.splitlines() == ["tilecast: measuring 8 tokens, 1 of 2", "tilecast: measuring 16 tokens, 2 of 2"]
+
+
 def test_a_format_that_the_kernel_does_not_have_is_refused_not_timed_as_another():
     launch = replace(LAUNCH, dtype="int4_wo")
     with pytest.raises(InvalidInput, match="not int4_wo"):
-        triton_kernel.prepared(None, None, None, launch, {}, "cuda")
+        triton_kernel.operands(None, launch, "cuda")
 
 
 def test_rows_are_sorted_by_expert_and_padded_to_tiles():
@@ -148,8 +196,8 @@ def worth(values, scales):
     return values.float() * scales
 
 def check(launch, **config):
-    made = runner.prepared(torch, triton, kernel, launch, config, "cpu")
-    made.run()
+    made = runner.operands(torch, launch, "cpu")
+    runner.runs(torch, triton, kernel, made, config)()
     tokens, weights = worth(made.tokens, made.token_scales), worth(made.weights, made.weight_scales)
     expert = np.repeat(np.arange(len(weights)), runner.loads_of(launch))
     wanted = torch.stack([weights[e] @ tokens[row] for row, e in enumerate(expert)])

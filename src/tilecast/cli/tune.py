@@ -14,12 +14,13 @@ from tilecast import hardware, units
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, say, set_option
 from tilecast.errors import InvalidInput, MissingData, UnknownName
 from tilecast.hardware import GpuSpec
+from tilecast.kernels.moe import Moe
 from tilecast.report import Grid, Report, versions
 from tilecast.tuning.defaults import ENGINES
 from tilecast.tuning.engine_files import check_folder, check_version, contents, file_dtype, write
 from tilecast.tuning.explain import explain as explained
 from tilecast.tuning.explain import words
-from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Tuned, gemm_layer, passes_of, space_for, tune
+from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Timer, Tuned, gemm_layer, passes_of, space_for, tune
 from tilecast.tuning.space import CHOICES, LIMITS, PARAMETERS, space_of
 
 if TYPE_CHECKING:
@@ -301,11 +302,12 @@ def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
     if output["as_python"]:
         emit(Report(answer="", python=python), **output)
         return
-    timer = None
+    timer: Timer | None = None
     if asked["measure"]:
         from tilecast.tuning.runners.base import runner_for
 
-        timer = runner_for(asked["measure"], gpu).time_s
+        time_s = runner_for(asked["measure"], gpu).time_s
+        timer = told(time_s, len(tokens)) if asked["measure"] == "triton" else time_s
     started = time.perf_counter()
     size = SHORTLIST if asked["shortlist"] is None else asked["shortlist"]
     tuned = tune(layer, gpu, engine=asked["engine"], tokens=tokens, shortlist=size, choices=choices, time_s=timer)
@@ -314,6 +316,20 @@ def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
     written = [str(path) for path in write(folder, files)] if folder else []
     report = tuned_report(tuned, spent_s, line, written, files, python, is_listed=asked["shortlist"] is not None)
     emit(report, **output)
+
+
+def told(time_s: Timer, num_counts: int) -> Timer:
+    """Says on stderr which number of tokens is being measured: compiling takes its time."""
+    seen: list[int] = []
+
+    def timed(launch: Moe, config: Mapping[str, int]) -> float | None:
+        count = int(launch.num_tokens)
+        if count not in seen:
+            seen.append(count)
+            say(f"measuring {count:,} tokens, {len(seen)} of {num_counts}")
+        return time_s(launch, config)
+
+    return timed
 
 
 def tuned_report(
