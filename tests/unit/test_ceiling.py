@@ -184,7 +184,7 @@ def test_without_ceiling_the_json_is_what_it_was(tilecast):
         (("--ceiling", "--measured", "5"), 2, "--measured 5 has no unit; give e.g. 5us"),
         (("--ceiling", "--measured", "0.5"), 2, "--measured 0.5 has no unit; give e.g. 0.5us"),
         (("--ceiling", "--measured", "5e-4"), 2, "--measured 5e-4 has no unit; give e.g. 5e-4s"),
-        (("--ceiling", "--measured", "1us"), 2, "less than"),
+        (("--ceiling", "--measured", "1us"), 2, "--measured 1 us is less than the bound, "),
         (("--measured", "293us"), 2, "goes with --ceiling"),
     ],
 )

@@ -88,6 +88,10 @@ def test_a_trace_that_breaks_off_is_read_up_to_there_and_marked_partial(tmp_path
         ('{"deviceProperties": [], "traceEv', "no traceEvents before its events"),
         ('{"traceEvents": []}', "has no GPU events"),
         ('{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}]}', "has no GPU events (1 events)"),
+        (
+            '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2}, {"ph"',
+            "breaks off before its first GPU event",
+        ),
         ('{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "not valid JSON"),
         ('{"traceEvents": 3}', "not valid JSON"),
         ('{"traceEvents": [{"ph": nope}]}', "not valid JSON"),
@@ -436,6 +440,10 @@ def test_a_mixture_of_experts_is_read_off_the_grid_of_its_kernels(tmp_path: Path
         ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<x>", "FlashInfer", "attention"),
         ("_ZN7ck_tile6kentryILi2ENS_38FmhaBatchPrefillWithPagedKVCacheKernelINS_1", "AITER / CK", "attention"),
         ("fmhaSm100aKernel_QkvE4m3OBfloat16H64PagedKvCausal", "TensorRT-LLM", "attention"),
+        ("void cutlass::device_kernel<cutlass::fmha::kernel::Sm100FmhaFwdKernelTmaWarpspecialized>", "CUTLASS", "attention"),
+        ("void ck_tile::kentry<1, ck_tile::FmhaFwdKernel<x>>", "AITER / CK", "attention"),
+        ("void marlin_moe_wna16::Marlin<x>", "Marlin and others", "moe"),
+        ("void quickreduce::allreduce_prototype_twoshot<x>", "custom all-reduce", "all_reduce"),
         ("fused_moe_kernel", "Triton (vLLM, SGLang)", "moe"),
         ("void tensorrt_llm::kernels::cutlass_kernels::MoeFCGemm<x>", "CUTLASS", "moe"),
         ("void vllm::moe::topkGatingSoftmax<8, 128, 4, 16>", "MoE routing", "moe"),
@@ -488,7 +496,10 @@ def test_unknown_kernels_are_listed_and_a_file_of_names_makes_them_known(tmp_pat
     made.call("mylib::mix", MM, "my_private_thing<3>", 500.0, 25.0)
     path = made.write(tmp_path / "t.json")
     found = tilecast("diagnose", path, "--json").json
-    assert found["unknown"] == [{"kernel": "my_private_thing<3>", "calls": 1, "total_s": pytest.approx(25e-6)}]
+    (unknown,) = found["unknown"]
+    assert (unknown["kernel"], unknown["op"], unknown["calls"]) == ("my_private_thing<3>", "mylib::mix", 1)
+    assert unknown["total_s"] == pytest.approx(25e-6)
+    assert unknown["share_fraction"] == pytest.approx(25e-6 / found["gpu_time_s"])
     assert found["named_fraction"] == pytest.approx(100 / 125)
     rules = tmp_path / "names.toml"
     rules.write_text("[[kernel]]\nname = 'my_private'\nlibrary = 'ours'\nfamily = 'gemm'\n")
@@ -535,6 +546,13 @@ def test_several_ranks_are_counted_together_and_told_apart(tmp_path: Path, tilec
     reduce = next(row for row in together["kernels"] if row["op"] == "record_param_comms")
     assert (reduce["model"], reduce["sizes"]["num_gpus"], reduce["sizes"]["bytes"]) == ("all_reduce", 2, 2 << 20)
     assert any("for rank 0, which arrives last" in sentence for sentence in together["findings"])
+
+
+def test_ranks_that_are_missing_or_there_twice_are_told(tmp_path: Path) -> None:
+    one, same, other = (_rank(number, 0.0).write(tmp_path / f"{name}.json") for number, name in ((0, "a"), (0, "b"), (1, "c")))
+    assert any("1 of 2 ranks is here" in note for note in diagnose(one).notes)
+    assert any("a.json and b.json all say that they are rank 0" in note for note in diagnose(one, same).notes)
+    assert not any("rank" in note for note in diagnose(one, other).notes)
 
 
 def test_ranks_on_different_gpus_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a diagnosis says: advice that follows its figures, the difference of two runs, and a page whose figures are all in the JSON."""
 
+import csv
 import re
 from dataclasses import replace
 from html import unescape
@@ -13,7 +14,7 @@ from tests.unit.made_trace import ADD, GEMM, MM, SUM, Made, plain
 from tilecast import units
 from tilecast.diagnosis.advice import Facts, RunFacts, advise, advise_run
 from tilecast.diagnosis.diagnose import diagnose
-from tilecast.diagnosis.difference import difference
+from tilecast.diagnosis.difference import Difference, difference
 
 PRODUCT = Facts(
     family="gemm", library="cuBLAS", kernel="sm90_xmma_gemm_tilesize128x128x64_x", measured_s=200e-6, predicted_s=110e-6, ceiling_s=90e-6,
@@ -146,7 +147,21 @@ def test_a_run_against_itself_has_no_difference(tmp_path: Path, tilecast: Tileca
     found = tilecast("diagnose", path, "--against", path, "--json").json["against"]
     assert found["span_s"] == found["idle_s"] == 0
     assert all(part["difference_s"] == 0 for part in found["work"])
-    assert len(found["sentences"]) == 1
+    (sentence,) = found["sentences"]
+    assert sentence.count("us") == 2 and "longer" not in sentence and "less" not in sentence
+
+
+@pytest.mark.parametrize(
+    ("spans", "idle_s", "words"),
+    [
+        ((3e-3, 2e-3), 4e-4, "3 ms, the other 2 ms: 1 ms longer, and its GPU is idle 400 us longer."),
+        ((2e-3, 3e-3), -4e-4, "2 ms, the other 3 ms: 1 ms less, and its GPU is idle 400 us less."),
+        ((3e-3, 2e-3), -4e-4, "1 ms longer, and its GPU is idle 400 us less."),
+    ],
+)
+def test_the_first_sentence_of_a_difference_has_no_signs(spans: tuple[float, float], idle_s: float, words: str) -> None:
+    found = Difference(this_span_s=spans[0], other_span_s=spans[1], idle_s=idle_s, at_once_s=0.0, families=(), work=())
+    assert found.sentences()[0].endswith(words)
 
 
 def test_against_explains_two_gpus_with_what_the_prediction_expects(tmp_path: Path, tilecast: Tilecast) -> None:
@@ -249,6 +264,14 @@ def test_csv_has_a_line_for_each_kernel_and_python_the_same_call(tmp_path: Path,
     assert scope["found"].gpu.id == "a100-sxm-80gb"
 
 
+def test_csv_of_a_comparison_has_a_line_for_each_piece_of_work(tmp_path: Path, tilecast: Tilecast) -> None:
+    here, there = plain(3).write(tmp_path / "a.json"), plain(5).write(tmp_path / "b.json")
+    lines = list(csv.DictReader(tilecast("diagnose", here, "--against", there, "--csv").out.splitlines()))
+    work = tilecast("diagnose", here, "--against", there, "--json").json["against"]["work"]
+    assert [line["name"] for line in lines] == [part["name"] for part in work]
+    assert float(lines[0]["difference_s"]) == work[0]["difference_s"] and int(lines[0]["other.calls"]) == 5
+
+
 def test_as_python_compares_too_and_refuses_a_page(tmp_path: Path, tilecast: Tilecast) -> None:
     path = plain().write(tmp_path / "t.json")
     *before, last = tilecast("diagnose", path, "--against", path, "--against-gpu", "h100-sxm", "--as-python").out.strip().splitlines()
@@ -267,6 +290,9 @@ def test_a_notebook_shows_a_table(tmp_path: Path) -> None:
 def test_bad_options_are_refused(tmp_path: Path, tilecast: Tilecast) -> None:
     path = plain().write(tmp_path / "t.json")
     assert tilecast("diagnose", path, "--quantile", "1.5").code == 2
+    assert "goes with --against" in tilecast("diagnose", path, "--against-gpu", "h20").err
+    twice = tilecast("diagnose", path, str(tmp_path / ".." / tmp_path.name / "t.json"))
+    assert twice.code == 2 and "given twice" in twice.err
     assert tilecast("diagnose", path, "--html", str(tmp_path / "page.txt")).code == 2
     assert tilecast("diagnose").code == 2
     assert tilecast("diagnose", path, "--gpu", "h1000").code == 2

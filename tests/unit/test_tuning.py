@@ -2,6 +2,7 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from tilecast.dtypes import quantisation
 from tilecast.errors import InvalidInput
 from tilecast.learning.ranking import is_among
 from tilecast.tuning.account import FEATURES, account
-from tilecast.tuning.defaults import default_config
+from tilecast.tuning.defaults import default_config, gemm_default
 from tilecast.tuning.engine_files import contents, file_name
+from tilecast.tuning.explain import words
 from tilecast.tuning.search import Layer, gemm_layer, shipped_ranking, shortlist_of, stand_in, tune
 from tilecast.tuning.searches import Searched
 from tilecast.tuning.space import MOST_ACCUMULATORS, accumulators, feasible, shared_bytes, space_of
@@ -102,6 +104,14 @@ def test_a_speed_up_has_an_interval_that_is_wider_on_a_gpu_nobody_searched():
     assert unseen.basis == "unseen-gpu" and unseen.high / unseen.low > seen.high / seen.low
 
 
+def test_the_answer_says_what_an_expectation_rests_on(tilecast):
+    asked = ("tune", "moe", "--model", MODEL, "--tokens", "64", "--gpu")
+    said = {gpu: " ".join(tilecast(*asked, gpu).out.split()) for gpu in ("h800-sxm", "l40s")}
+    assert "(basis unseen-gpu)" in said["l40s"] and "basis" not in said["h800-sxm"].split(".")[0]
+    product = tilecast("tune", "gemm", "--gpu", "h800-sxm", "--n", "512", "--k", "512", "--tokens", "64").out
+    assert "(basis extrapolated-shape)" in " ".join(product.split())
+
+
 def test_the_trees_of_a_sibling_speak_for_a_gpu_of_the_same_die():
     searched = shipped_ranking().gpus
     assert stand_in(hardware.gpu("h100-sxm"), searched) == "h800-sxm"
@@ -171,6 +181,47 @@ def test_a_measured_shortlist_decides():
     assert choice.gain.basis == "measured" and choice.gain.median == pytest.approx(3.0)
 
 
+def timed_by(table, otherwise=5e-4):
+    """Seconds by pass and configuration."""
+    return lambda launch, one: table.get((launch.moe_pass, json.dumps(dict(one))), otherwise)
+
+
+def test_both_passes_of_sglang_are_measured_and_the_fastest_pair_of_one_height_wins():
+    gpu = hardware.gpu("h800-sxm")
+    guess = tune(QWEN, gpu, tokens=(512,), shortlist=60).choices[0]
+    heights = {one["BLOCK_SIZE_M"] for one in guess.shortlist}
+    assert len(heights) > 1 and heights == {one["BLOCK_SIZE_M"] for one in guess.down_shortlist}
+    other = next(one for one in guess.shortlist if one["BLOCK_SIZE_M"] != guess.config["BLOCK_SIZE_M"])
+    partner = next(one for one in guess.down_shortlist if one["BLOCK_SIZE_M"] == other["BLOCK_SIZE_M"])
+    # The first pass is a little slower at the other height, the second much faster: only both together say so.
+    table = {("w13", json.dumps(dict(other))): 4.5e-4, ("w13", json.dumps(dict(guess.config))): 4e-4}
+    table |= {("w2", json.dumps(dict(partner))): 1e-4}
+    found = tune(QWEN, gpu, tokens=(512,), shortlist=60, time_s=timed_by(table)).choices[0]
+    assert (found.config, found.down_config) == (other, partner)
+    assert found.gain.basis == "measured" and found.gain.median == pytest.approx((5e-4 + 5e-4) / (4.5e-4 + 1e-4))
+    assert found.down_shortlist[0] == partner
+
+
+def test_times_of_the_first_pass_alone_are_said_to_be_that():
+    gpu = hardware.gpu("h800-sxm")
+    guess = tune(QWEN, gpu, tokens=(64,)).choices[0]
+    fastest = guess.shortlist[-1]
+    times = timed_by({("w13", json.dumps(dict(fastest))): 1e-4})
+    found = tune(QWEN, gpu, tokens=(64,), time_s=lambda launch, one: times(launch, one) if launch.moe_pass == "w13" else None).choices[0]
+    assert found.config == fastest and found.down_config["BLOCK_SIZE_M"] == fastest["BLOCK_SIZE_M"]
+    assert found.gain.basis == "measured-first-pass" and found.gain.median == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_default_that_was_measured_to_be_fastest_stays(engine):
+    gpu = hardware.gpu("h800-sxm")
+    default = tune(QWEN, gpu, engine=engine, tokens=(64,)).choices[0].default
+    times = timed_by({(name, json.dumps(dict(default))): 1e-4 for name in ("w13", "w2")})
+    found = tune(QWEN, gpu, engine=engine, tokens=(64,), time_s=times).choices[0]
+    assert found.config == default and found.gain.median == pytest.approx(1.0)
+    assert found.down_config in (None, default)
+
+
 def test_a_block_scaled_gemm_is_tuned_by_the_same_search():
     found = tune(gemm_layer(4096, 7168), hardware.gpu("h200-sxm"), engine="vllm", tokens=(1, 1024))
     assert all(128 % choice.config["BLOCK_SIZE_K"] == 0 for choice in found.choices)
@@ -196,9 +247,46 @@ def test_file_names_are_those_that_engines_look_up(gpu, engine, dtype, down, nam
     assert file_name(layer, hardware.gpu(gpu), engine, down=down) == name
 
 
+def test_sglang_says_in_the_name_that_scales_are_per_channel():
+    layer = Layer(
+        kernel="moe", num_experts=160, topk=8, hidden_size=5120, inter_size=1536, tp=4, dtype="fp8", num_fused=1, per_channel=True
+    )
+    gpu = hardware.gpu("h200-sxm")
+    shipped = "E=161,N=384,device_name=NVIDIA_H200,dtype=fp8_w8a8,per_channel_quant=True.json"
+    assert file_name(layer, gpu, "sglang") == shipped
+    assert file_name(layer, gpu, "sglang", down=True) == shipped.replace(".json", "_down.json")
+    assert "per_channel" not in file_name(layer, gpu, "vllm")
+
+
+def test_a_gpu_without_a_device_string_is_refused_with_what_helps():
+    with pytest.raises(InvalidInput, match=r"device_string = .* in the TOML file"):
+        file_name(QWEN, replace(hardware.gpu("h20"), device_string=""), "vllm")
+
+
 def test_experts_dealt_to_ranks_are_counted_per_rank():
     layer = Layer(kernel="moe", num_experts=128, topk=8, hidden_size=2048, inter_size=768, ep=4)
     assert file_name(layer, hardware.gpu("h20"), "vllm") == "E=32,N=768,device_name=NVIDIA_H20.json"
+
+
+def test_sglang_looks_for_deepseek_with_its_shared_expert_among_the_others(tilecast):
+    asked = ("tune", "moe", "--gpu", "h200-sxm", "--model", "deepseek-ai/DeepSeek-V3", "--tp", "8", "--tokens", "16", "--json")
+    name = "N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"  # both are shipped by SGLang
+
+    def first_file(*more):
+        return json.loads(tilecast(*asked, *more).out)["files"][0].split("/")[-1]
+
+    assert first_file() == f"E=257,{name}"
+    assert first_file("--no-fuse-shared") == f"E=256,{name}"
+    assert first_file("--engine", "vllm").startswith("E=256,")
+    assert first_file("--ep", "8").startswith("E=32,")
+
+
+def test_a_fused_shared_expert_is_visited_by_every_token():
+    layer = replace(QWEN, num_fused=1)
+    loads = json.loads(layer.launch(64, "w13").distribution)
+    assert loads[-1] == 64 and sum(loads[:-1]) == 64 * 8 and layer.local_experts == 129
+    with pytest.raises(InvalidInput, match="ep = 4"):
+        replace(layer, ep=4)
 
 
 def test_written_files_hold_what_engines_read(tmp_path, tilecast):
@@ -227,6 +315,21 @@ def test_defaults_are_the_engines_own():
     assert default_config("sglang", 4096, 128, "bf16") == config(64, 64, 32, 8, 4, 3)
     assert default_config("vllm", 4096, 8, "bf16") == config(128, 128, 64, 16, 8, 3)
     assert default_config("vllm", 8, 256, "fp8_block") == config(16, 128, 128, 1, 4, 3)
+    assert default_config("sglang", 4096, 128, "fp8", 232_448) == config(128, 256, 128, 32, 8, 4)
+    assert default_config("sglang", 4096, 128, "fp8", 101_376) == config(64, 128, 256, 64, 4, 2), "SGLang's own for little shared memory"
+    assert [gemm_default(engine)["num_stages"] for engine in ("sglang", "vllm")] == [3, 2]
+
+
+def test_a_default_for_little_shared_memory_fits_it():
+    layer = Layer(kernel="moe", num_experts=128, topk=8, hidden_size=2048, inter_size=768, dtype="fp8")
+    assert all(choice.gain is not None for choice in tune(layer, hardware.gpu("l40s"), tokens=(1, 4096)).choices)
+
+
+def test_vllm_reads_one_moe_file_for_the_h200_family_but_products_by_their_own_name():
+    nvl = replace(hardware.gpu("h200-sxm"), device_string="NVIDIA H200 NVL")
+    assert "device_name=NVIDIA_H200.json" in file_name(QWEN, nvl, "vllm")
+    assert "device_name=NVIDIA_H200_NVL," in file_name(gemm_layer(4096, 7168), nvl, "vllm")
+    assert "device_name=NVIDIA_H200_NVL.json" in file_name(QWEN, nvl, "sglang")
 
 
 # ---- explain ---------------------------------------------------------------------------------------------------------------------------
@@ -275,11 +378,36 @@ def test_tune_as_python_chooses_the_same_and_only_it_writes(tilecast, tmp_path):
 def test_why_names_what_got_better():
     from tilecast.cli.tune import why
 
-    one = {"what": "choice", "config": "a", "padding_fraction": 0.1, "tail_fraction": 0.2, "l2_bytes": 1e6, "waves": 2.0}
-    other = {"what": "default", "config": "b", "padding_fraction": 0.5, "tail_fraction": 0.2, "l2_bytes": 1e6, "waves": 2.0}
+    same = {"tail_fraction": 0.2, "l2_bytes": 1e6, "waves": 2.0, "busy_sms_fraction": 1.0}
+    one = {"what": "choice", "config": "a", "padding_fraction": 0.1, **same}
+    other = {"what": "default", "config": "b", "padding_fraction": 0.5, **same}
     assert "padding 50 to 10 %" in why([one, other], 64, 100) and "tail" not in why([one, other], 64, 100)
     flipped = why([one | {"padding_fraction": 0.5, "tail_fraction": 0.0}, other], 64, 100)
     assert "tail 20 to 0 %" in flipped and "padding" not in flipped
+    few = {"waves": 0.2, "busy_sms_fraction": 0.4, "padding_fraction": 0.1}
+    said = why([one | few | {"busy_sms_fraction": 0.8, "tail_fraction": 0.1}, other | few], 64, 100)
+    assert "SMs in use 40 to 80 %" in said and "tail" not in said, "less than one wave has no tail"
+
+
+def test_explain_takes_a_product_and_the_second_pass(tilecast):
+    product = json.loads(tilecast("tune", "explain", "--gpu", "h20", "--n", "4096", "--k", "7168", "--tokens", "64", "--json").out)
+    # 64 rows of the default's 64 x 128 tile, 4096 / 128 columns of tiles
+    assert product["configurations"][1]["num_tasks"] == 32
+    asked = ("tune", "explain", "--gpu", "h200-sxm", "--model", MODEL, "--tokens", "256", "--json")
+    first, second = (json.loads(tilecast(*asked, "--pass", name).out)["configurations"] for name in ("w13", "w2"))
+    # 128 experts x one tile of 64 rows x (2 x 768, or 2048) / 64 columns
+    assert (first[1]["num_tasks"], second[1]["num_tasks"]) == (128 * 24, 128 * 32)
+    tuned = json.loads(tilecast("tune", "moe", *asked[2:]).out)["choices"][0]
+    assert second[0]["config"] == words(tuned["down_config"])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [("--n", "4096"), ("--n", "64", "--k", "64", "--model", MODEL), ("--n", "0", "--k", "8"), ("--n", "8", "--k", "8", "--pass", "w2")],
+)
+def test_half_a_product_is_refused(tilecast, more):
+    result = tilecast("tune", "explain", "--gpu", "h20", *more)
+    assert result.code == 2 and result.err.count("\n") == 1 and "--" in result.err
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------------------------
@@ -298,10 +426,16 @@ def test_why_names_what_got_better():
         (("--model", MODEL, "--only", "block_k=256", "--only", "block_n=256", "--only", "block_m=256"), 2, "none of the"),
         (("--model", MODEL, "--only", "block_q=2"), 2, "unknown parameter"),
         (("--model", MODEL, "--only", "block_n=48"), 2, "powers of two"),
+        (("--model", MODEL, "--only", "block_m=8,16"), 2, "Triton takes block_m from 16 to 1024"),
+        (("--model", MODEL, "--only", "num_warps=64"), 2, "Triton takes num_warps from 1 to 32"),
+        (("--model", MODEL, "--triton-version", "../../3.5.1"), 2, "must be numbers and dots"),
+        (("--model", MODEL, "--triton-version", "nightly"), 2, "must be numbers and dots"),
         (("--model", MODEL, "--histogram", "/no/such.json"), 3, "no file"),
         (("--model", MODEL, "--measure", "nsight"), 2, "--measure 'nsight'"),
         (("--model", MODEL, "--measure", "/no/such.csv"), 3, "no file"),
         (("--model", MODEL, "--shortlist", "0"), 2, "shortlist = 0"),
+        (("--model", MODEL, "--fuse-shared"), 2, "has no shared expert"),
+        (("--model", MODEL, "--per-channel"), 2, "not of bf16"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence_and_writes_nothing(arguments, code, sentence, tmp_path, tilecast):
@@ -309,6 +443,11 @@ def test_bad_input_is_one_sentence_and_writes_nothing(arguments, code, sentence,
     assert result.code == code and sentence in result.err
     assert result.err.count("\n") == 1 and "Traceback" not in result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_product_has_no_folder_for_a_triton_version(tilecast):
+    result = tilecast("tune", "gemm", "--gpu", "h20", "--n", "512", "--k", "512", "--triton-version", "3.5.1")
+    assert result.code == 2 and "one file of a product" in result.err
 
 
 def test_an_amd_gpu_is_refused(tilecast):

@@ -13,6 +13,7 @@ from tilecast.cli.output import command_line, emit, output_options, refuse_as_py
 from tilecast.diagnosis.ceiling import MEANINGS
 from tilecast.diagnosis.diagnose import Diagnosis, diagnose
 from tilecast.diagnosis.rows import Row
+from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ def command(
     Kernels are matched to the shapes of the operators that launched them, and set against prediction, ceiling and bound; what better
     kernels would save comes first. Record with record_shapes=True.
     """
+    if against_gpu is not None and against is None:
+        raise InvalidInput(f"--against-gpu {against_gpu} goes with --against")
     page = target("--html", html_path, (".html", ".htm"))
     line = command_line(
         "diagnose", *traces, gpu=gpu, against=against, against_gpu=against_gpu, names=names, shapes=shapes,
@@ -118,14 +121,16 @@ def diagnose_report(
     payload = {**found.to_dict(), "answer": answer(found), "inputs": inputs, "versions": versions()}
     grids = [_headline(found), _findings(found), _ranks(found), _recoverable(found, every), _advice(found, every), _gaps(found, every)]
     grids += [_families(found), _unpriced(found, every), _unknown(found, every), _notes(found)]
+    records = [row.to_dict() | {"gap": "; ".join(f"{name} {seconds:.3g}" for name, seconds in row.parts)} for row in found.rows]
     if compared is not None and other is not None:
         payload["against"] = {"gpu": other.gpu.id, "traces": list(other.traces), **compared.to_dict()}
         grids += [_difference(compared), _work(compared, every), _sentences(compared)]
+        records = [part.to_dict() for part in compared.work]
     return Report(
         answer=answer(found),
         grids=[grid for grid in grids if grid.rows],
         payload=payload,
-        records=[row.to_dict() | {"gap": "; ".join(f"{name} {seconds:.3g}" for name, seconds in row.parts)} for row in found.rows],
+        records=records,
         inputs=inputs,
         python=python,
         command=line,

@@ -3,8 +3,9 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -13,13 +14,19 @@ from tilecast import hardware, units
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, say, set_option
 from tilecast.errors import InvalidInput, MissingData, UnknownName
 from tilecast.hardware import GpuSpec
+from tilecast.kernels.moe import Moe
 from tilecast.report import Grid, Report, versions
 from tilecast.tuning.defaults import ENGINES
-from tilecast.tuning.engine_files import check_folder, contents, file_dtype, write
+from tilecast.tuning.engine_files import check_folder, check_version, contents, file_dtype, write
 from tilecast.tuning.explain import explain as explained
 from tilecast.tuning.explain import words
-from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Tuned, gemm_layer, space_for, tune
-from tilecast.tuning.space import CHOICES, PARAMETERS, space_of
+from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Timer, Tuned, gemm_layer, passes_of, space_for, tune
+from tilecast.tuning.space import CHOICES, LIMITS, PARAMETERS, space_of
+
+if TYPE_CHECKING:
+    from tilecast.workloads.model import Experts
+
+MOST_FUSED = 256  # routed experts: Kimi K2 has 384, and runs its shared one apart
 
 
 @click.group(name="tune")
@@ -28,7 +35,7 @@ def command() -> None:
 
 
 def search_options(function: Any) -> Any:
-    for option in (
+    options = (
         click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file."),
         click.option("--engine", default="sglang", show_default=True, help=f"Whose files and default: {', '.join(ENGINES)}."),
         click.option("--tokens", metavar="1,2,...", help="Token counts, the keys of the file [default: the engines' own 18]."),
@@ -37,80 +44,128 @@ def search_options(function: Any) -> Any:
         ),
         set_option,
         output_options,
-    ):
+    )
+    for option in reversed(options):
         function = option(function)
     return function
 
 
 def file_options(function: Any) -> Any:
-    for option in (
+    options = (
         click.option("-o", "--out", "folder", metavar="DIR", help="Write the engine's file below this folder."),
+        click.option("--per-channel", is_flag=True, help="Of 8-bit experts with a scale for each column: SGLang names their file so."),
         click.option("--triton-version", help="SGLang keeps a folder for each; vLLM may note it in the file."),
-        click.option("--shortlist", default=SHORTLIST, show_default=True, help="How many configurations are worth measuring."),
+        click.option(
+            "--shortlist", metavar="K", type=int, help=f"Show the K configurations worth measuring [default: {SHORTLIST}, in --json]."
+        ),
         click.option("--measure", metavar="triton|FILE.csv", help="Time the shortlist: on the GPU that is here, or from recorded times."),
-    ):
+    )
+    for option in reversed(options):
         function = option(function)
     return function
 
 
 def model_options(function: Any) -> Any:
-    for option in (
+    options = (
         click.option("--model", help="A bundled Hugging Face id, a config.json, or its folder."),
         click.option("--tp", default=1, show_default=True, help="GPUs that share the layer."),
         click.option("--ep", default=1, show_default=True, help="Of these, groups that experts are dealt to whole."),
         click.option("--dtype", help="Of weights and activations [default: the model's]."),
         click.option("--histogram", metavar="FILE", help="JSON list: how often each expert is chosen [default: all equally]."),
-    ):
+        click.option(
+            "--fuse-shared/--no-fuse-shared", "fuse", default=None, help="Run the shared expert as one more [default: as SGLang does]."
+        ),
+    )
+    for option in reversed(options):
         function = option(function)
     return function
 
 
 @command.command(name="moe")
+@search_options
 @model_options
 @file_options
-@search_options
-def moe(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None, **asked: Any) -> None:
+def moe(**asked: Any) -> None:
     """The fused MoE kernel of a model."""
-    layer = layer_of(model, tp, ep, dtype, histogram)
-    _run(layer, asked, command_line("tune", "moe", model=model, tp=tp, ep=ep, dtype=dtype, histogram=histogram, **_shown(asked)))
+    layer, shown = _asked_layer(asked)
+    _run(layer, asked, command_line("tune", "moe", **shown, **_shown(asked)))
 
 
 @command.command(name="gemm")
 @click.option("--n", required=True, type=int, help="Columns of the output.")
 @click.option("--k", required=True, type=int, help="Length of the sum.")
-@file_options
 @search_options
+@file_options
 def gemm(n: int, k: int, **asked: Any) -> None:
     """A block-scaled FP8 GEMM."""
-    for name, size in (("n", n), ("k", k)):
-        if size < 1:
-            raise InvalidInput(f"--{name} {size} must be a whole number of at least 1")
-    _run(gemm_layer(n, k), asked, command_line("tune", "gemm", n=n, k=k, **_shown(asked)))
+    _run(_product(n, k), asked, command_line("tune", "gemm", n=n, k=k, **_shown(asked)))
 
 
 @command.command(name="explain")
 @model_options
+@click.option("--n", type=int, help="With --k and without --model: a block-scaled FP8 GEMM of so many columns.")
+@click.option("--k", type=int, help="Length of its sum.")
+@click.option("--pass", "moe_pass", type=click.Choice(["w13", "w2"]), help="Which product of the experts [default: w13].")
 @click.option("--config", "configs", metavar="M,N,K,GROUP,WARPS,STAGES", multiple=True, help="One more to compare (repeatable).")
 @search_options
-def explain(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None, configs: tuple[str, ...], **asked: Any) -> None:
+def explain(configs: tuple[str, ...], moe_pass: str | None, n: int | None, k: int | None, **asked: Any) -> None:
     """Why one configuration wins: waves, padding and traffic beside the default and the runners-up."""
     output = {name: asked.pop(name) for name in ("as_json", "as_csv", "as_python")}
-    layer = layer_of(model, tp, ep, dtype, histogram)
+    if (n, k) == (None, None):
+        layer, shown = _asked_layer(asked)
+    else:
+        layer, shown = _asked_product(asked, n, k), {"n": n, "k": k}
+        if moe_pass:
+            raise InvalidInput("--pass is of experts; a product has one")
     counts = token_counts(asked["tokens"] or "64")
     if len(counts) != 1:
         raise InvalidInput(f"--tokens {asked['tokens']!r}: explain looks at one number of tokens")
-    line = command_line("tune", "explain", model=model, tp=tp, ep=ep, dtype=dtype, histogram=histogram, config=configs, **_shown(asked))
+    line = command_line("tune", "explain", **shown, **{"pass": moe_pass}, config=configs, **_shown(asked))
     given, choices = [_config(text) for text in configs], limited(asked["limits"])
-    arguments = {"engine": asked["engine"], "num_tokens": counts[0], **({"configs": given} if given else {}), **_limits(asked)}
+    optional = {"configs": given, "moe_pass": moe_pass}
+    arguments = {"engine": asked["engine"], "num_tokens": counts[0], **{key: v for key, v in optional.items() if v}, **_limits(asked)}
     imports = "from tilecast import hardware\nfrom tilecast.tuning.explain import explain\nfrom tilecast.tuning.search import Layer\n"
     python = imports + _call("explain", layer, asked, arguments)
-    emit(_explained(layer, _gpu(asked), asked["engine"], counts[0], given, choices, line, python), **output)
+    gpu = _gpu(asked)
+    records = explained(
+        layer, gpu, engine=asked["engine"], num_tokens=counts[0], configs=given, choices=choices, moe_pass=moe_pass or "w13"
+    )
+    title = "The product" if layer.kernel == "gemm" else {"w13": "First pass (w13)", "w2": "Second pass (w2)"}[moe_pass or "w13"]
+    emit(_explained(records, title, gpu, counts[0], len(space_for(layer, gpu, choices)), line, python), **output)
 
 
 # ---- what is asked ---------------------------------------------------------------------------------------------------------------------
 
 
-def layer_of(model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None) -> Layer:
+LAYER_OPTIONS = ("model", "tp", "ep", "dtype", "histogram", "fuse")
+
+
+def _asked_layer(asked: dict[str, Any]) -> tuple[Layer, dict[str, Any]]:
+    """The layer that the options name, which are taken out of `asked`; and these options as a command line has them."""
+    given = {name: asked.pop(name) for name in LAYER_OPTIONS}
+    shown = {name: value for name, value in given.items() if name != "fuse"}
+    if given["fuse"] is not None:
+        shown["fuse_shared" if given["fuse"] else "no_fuse_shared"] = True
+    return layer_of(**given, engine=asked["engine"]), shown
+
+
+def _asked_product(asked: dict[str, Any], n: int | None, k: int | None) -> Layer:
+    given = {name: asked.pop(name) for name in LAYER_OPTIONS}
+    if n is None or k is None or given["model"]:
+        raise InvalidInput("give --n and --k of a product, or --model for its experts, not some of both")
+    return _product(n, k)
+
+
+def _product(n: int, k: int) -> Layer:
+    for name, size in (("n", n), ("k", k)):
+        if size < 1:
+            raise InvalidInput(f"--{name} {size} must be a whole number of at least 1")
+    return gemm_layer(n, k)
+
+
+def layer_of(
+    model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None, fuse: bool | None = None, engine: str = "sglang"
+) -> Layer:
     """The experts of a model, as one rank holds them."""
     from tilecast.workloads.model import Experts, model_config
     from tilecast.workloads.parallelism import sharded
@@ -127,7 +182,21 @@ def layer_of(model: str | None, tp: int, ep: int, dtype: str | None, histogram: 
     return Layer(
         kernel="moe", num_experts=experts.num_experts, topk=experts.topk, hidden_size=config.hidden_size, inter_size=experts.width,
         tp=shard.expert_tp, ep=ep, dtype=held, histogram=histogram_of(histogram),
+        num_fused=_num_fused(config.name, experts, ep, fuse, engine),
     )  # fmt: skip
+
+
+def _num_fused(name: str, experts: "Experts", ep: int, fuse: bool | None, engine: str) -> int:
+    """SGLang runs the one shared expert of DeepSeek V3 and GLM 4.5 as one more of the routed, unless these are dealt to groups."""
+    fits = experts.shared_width == experts.width and not experts.shared_gate
+    if fuse and not fits:
+        raise InvalidInput(f"--fuse-shared: {name} has no shared expert that is as wide as the others and without a gate of its own")
+    if fuse is not None:
+        return int(fuse)
+    is_fused = engine == "sglang" and ep == 1 and fits and experts.correction_bias and experts.num_experts <= MOST_FUSED
+    if is_fused:
+        say(f"SGLang runs the shared expert of {name} as number {experts.num_experts + 1}; --no-fuse-shared for a file without it")
+    return int(is_fused)
 
 
 def histogram_of(file: str | None) -> tuple[float, ...] | None:
@@ -165,11 +234,14 @@ def limited(limits: Sequence[str]) -> Mapping[str, Sequence[int]]:
         if name not in choices:
             raise UnknownName.among("parameter", name, CHOICES)
         try:
-            choices[name] = [int(value) for value in values.split(",")]
+            choices[name] = sorted({int(value) for value in values.split(",")})
         except ValueError:
             choices[name] = []
         if not choices[name] or any(value < 1 or (value & (value - 1) and name != "num_stages") for value in choices[name]):
             raise InvalidInput(f"--only {limit!r} must read NAME=VALUE,VALUE with powers of two, e.g. block_n=64,128")
+        least, most = LIMITS[name]
+        if choices[name][0] < least or choices[name][-1] > most:
+            raise InvalidInput(f"--only {limit!r}: Triton takes {name} from {least} to {most}")
     return choices
 
 
@@ -182,7 +254,7 @@ def _gpu(asked: Mapping[str, Any]) -> GpuSpec:
 def _shown(asked: Mapping[str, Any]) -> dict[str, Any]:
     names = {"folder": "out", "limits": "only", "assignments": "set"}
     hidden = ("as_json", "as_csv", "as_python")
-    return {names.get(name, name): value for name, value in asked.items() if name not in hidden and value not in (None, ())}
+    return {names.get(name, name): value for name, value in asked.items() if name not in hidden and value not in (None, (), False)}
 
 
 # ---- as Python -------------------------------------------------------------------------------------------------------------------------
@@ -191,9 +263,12 @@ IMPORTS = "from tilecast import hardware\nfrom tilecast.tuning.search import Lay
 
 
 def _call(function: str, layer: Layer, asked: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+    return f"{function}({layer!r}, {_gpu_call(asked)}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
+
+
+def _gpu_call(asked: Mapping[str, Any]) -> str:
     overrides = overrides_from(asked["assignments"])
-    gpu = f"hardware.gpu({asked['gpu']!r}{f', {overrides!r}' if overrides else ''})"
-    return f"{function}({layer!r}, {gpu}{''.join(f', {name}={value!r}' for name, value in arguments.items())})"
+    return f"hardware.gpu({asked['gpu']!r}{f', {overrides!r}' if overrides else ''})"
 
 
 def _limits(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,12 +277,13 @@ def _limits(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tune_python(layer: Layer, asked: Mapping[str, Any]) -> str:
     tokens = {"tokens": token_counts(asked["tokens"])} if asked["tokens"] else {}
-    arguments = {"engine": asked["engine"], **tokens, "shortlist": asked["shortlist"], **_limits(asked)}
+    shortlist = {} if asked["shortlist"] is None else {"shortlist": asked["shortlist"]}
+    arguments = {"engine": asked["engine"], **tokens, **shortlist, **_limits(asked)}
     call = _call("tune", layer, asked, arguments)
     lines = [IMPORTS.rstrip()]
     if asked["measure"]:
         lines.append("from tilecast.tuning.runners.base import runner_for")
-        call = f"{call[:-1]}, time_s=runner_for({asked['measure']!r}).time_s)"
+        call = f"{call[:-1]}, time_s=runner_for({asked['measure']!r}, {_gpu_call(asked)}).time_s)"
     if not asked["folder"]:
         return "\n".join([*lines, call])
     lines += ["from pathlib import Path", "from tilecast.tuning.engine_files import contents, write", f"tuned = {call}"]
@@ -220,34 +296,62 @@ def _tune_python(layer: Layer, asked: Mapping[str, Any]) -> str:
 def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
     output = {name: asked.pop(name) for name in ("as_json", "as_csv", "as_python")}
     folder = check_folder(asked["folder"]) if asked["folder"] else None
+    check_version(asked["triton_version"], layer.kernel)
+    layer = replace(layer, per_channel=asked["per_channel"])
     gpu, tokens, choices, python = _gpu(asked), token_counts(asked["tokens"]), limited(asked["limits"]), _tune_python(layer, asked)
     if output["as_python"]:
         emit(Report(answer="", python=python), **output)
         return
-    timer = None
+    timer: Timer | None = None
     if asked["measure"]:
         from tilecast.tuning.runners.base import runner_for
 
-        timer = runner_for(asked["measure"]).time_s
+        time_s = runner_for(asked["measure"], gpu).time_s
+        timer = told(time_s, len(tokens)) if asked["measure"] == "triton" else time_s
     started = time.perf_counter()
-    tuned = tune(
-        layer, gpu, engine=asked["engine"], tokens=tokens, shortlist=asked["shortlist"], choices=choices, time_s=timer,
-    )  # fmt: skip
+    size = SHORTLIST if asked["shortlist"] is None else asked["shortlist"]
+    tuned = tune(layer, gpu, engine=asked["engine"], tokens=tokens, shortlist=size, choices=choices, time_s=timer)
     spent_s = time.perf_counter() - started
     files = contents(tuned, asked["triton_version"])
-    report = tuned_report(tuned, spent_s, line, [str(path) for path in write(folder, files)] if folder else [], files, python)
+    written = [str(path) for path in write(folder, files)] if folder else []
+    report = tuned_report(tuned, spent_s, line, written, files, python, is_listed=asked["shortlist"] is not None)
     emit(report, **output)
 
 
-def tuned_report(tuned: Tuned, spent_s: float, line: str, written: Sequence[str], files: Mapping[str, str], python: str) -> Report:
+def told(time_s: Timer, num_counts: int) -> Timer:
+    """Says on stderr which number of tokens is being measured: compiling takes its time."""
+    seen: list[int] = []
+
+    def timed(launch: Moe, config: Mapping[str, int]) -> float | None:
+        count = int(launch.num_tokens)
+        if count not in seen:
+            seen.append(count)
+            say(f"measuring {count:,} tokens, {len(seen)} of {num_counts}")
+        return time_s(launch, config)
+
+    return timed
+
+
+def tuned_report(
+    tuned: Tuned, spent_s: float, line: str, written: Sequence[str], files: Mapping[str, str], python: str, *, is_listed: bool
+) -> Report:
+    """`is_listed`: with the configurations worth measuring, one by one."""
     records = [record(choice) for choice in tuned.choices]
+    has_down = any(choice.down_config is not None for choice in tuned.choices)
+    listed = worth_measuring(tuned) if is_listed else []
     rows = [
-        (str(choice.num_tokens), words(choice.config), words(choice.down_config) if choice.down_config else "-", words(choice.default),
+        (str(choice.num_tokens), words(choice.config), *([words(choice.down_config)] if choice.down_config else []), words(choice.default),
          _gain_words(choice))
         for choice in tuned.choices
     ]  # fmt: skip
     gains = [choice.gain.median for choice in tuned.choices if choice.gain is not None]
-    expected = f"expected {np.mean(gains):.2f}x over {tuned.engine}'s default on average" if gains else "the default does not fit this GPU"
+    is_measured = any(choice.gain is not None and choice.gain.basis.startswith("measured") for choice in tuned.choices)
+    how = "measured" if is_measured else "expected"
+    expected = (
+        f"{how} {np.mean(gains):.2f}x over {tuned.engine}'s default on average{_rests_on(tuned)}"
+        if gains
+        else "the default does not fit this GPU"
+    )
     where = f"; wrote {', '.join(written)}" if written else f"; nothing written: give -o DIR for {', '.join(files)}"
     layer = tuned.layer
     return Report(
@@ -255,21 +359,63 @@ def tuned_report(tuned: Tuned, spent_s: float, line: str, written: Sequence[str]
                f"{expected}{where}.",
         grids=[Grid(
             title="BLOCK_M x BLOCK_N x BLOCK_K, group, warps, stages",
-            columns=("tokens", "choice", "second pass", "default", "speed-up (80 %)"), rows=rows,
+            columns=("tokens", "choice", *(["second pass"] if has_down else []), "default", "speed-up (80 %)"), rows=rows,
             right=frozenset({"tokens", "speed-up (80 %)"}), spare=("second pass", "default"),
-        )],
-        closing=f"Priced {tuned.num_priced:,} configurations in {spent_s:.2f} s.",
+        ), *([_listed_grid(listed, is_measured=is_measured)] if listed else [])],
+        closing=f"Priced {tuned.num_priced:,} configurations in {spent_s:.2f} s.{_how_to_load(tuned, written)}",
         payload={
             "schema": "tilecast.tune/1", "kernel": layer.kernel, "gpu": tuned.gpu.id, "engine": tuned.engine, "choices": records,
             "files": list(files), "written": list(written), "num_configurations": len(tuned.space), "num_priced": tuned.num_priced,
             "inputs": {"num_experts": layer.num_experts, "topk": layer.topk, "hidden_size": layer.hidden_size,
-                       "inter_size": layer.inter_size, "tp": layer.tp, "ep": layer.ep, "dtype": layer.dtype},
+                       "inter_size": layer.inter_size, "tp": layer.tp, "ep": layer.ep, "dtype": layer.dtype, "num_fused": layer.num_fused},
             "versions": versions(),
         },
-        records=[flat(choice) for choice in tuned.choices],
+        records=listed or [flat(choice) for choice in tuned.choices],
         python=python,
         command=line,
     )  # fmt: skip
+
+
+def _rests_on(tuned: Tuned) -> str:
+    """What an expectation rests on, where that is not a search of this kernel on this GPU."""
+    bases = sorted({choice.gain.basis for choice in tuned.choices if choice.gain is not None} - {"interpolated", "measured"})
+    return f" (basis {', '.join(bases)})" if bases else ""
+
+
+def worth_measuring(tuned: Tuned) -> list[dict[str, Any]]:
+    """A line for each configuration and pass that `--measure FILE.csv` would look up, the time left open, the default too."""
+    lines: list[dict[str, Any]] = []
+    for choice in tuned.choices:
+        for name in passes_of(tuned.layer):
+            configs = choice.down_shortlist if name == "w2" and choice.down_config else choice.shortlist
+            wanted = [(str(place), config) for place, config in enumerate(configs, start=1)] + [("default", choice.default)]
+            lines += [
+                {"num_tokens": choice.num_tokens, "moe_pass": name, "what": what, **config, "latency_s": ""} for what, config in wanted
+            ]
+    return lines
+
+
+def _listed_grid(lines: Sequence[Mapping[str, Any]], *, is_measured: bool) -> Grid:
+    columns = ("tokens", "pass", "#", "configuration")
+    rows = [
+        (str(line["num_tokens"]), line["moe_pass"], line["what"], words({name: line[name] for name in PARAMETERS.values()}))
+        for line in lines
+    ]
+    title = "Measured, the fastest first" if is_measured else "Worth measuring, the likeliest first"
+    return Grid(title=title, columns=columns, rows=rows, right=frozenset({"tokens", "#"}))
+
+
+FOLDERS = {"sglang": "sglang/kernels/ops/quantization/configs", "vllm": "vllm/model_executor/layers/quantization/utils/configs"}
+VARIABLES = {"sglang": "SGLANG_MOE_CONFIG_DIR", "vllm": "VLLM_TUNED_CONFIG_FOLDER"}
+
+
+def _how_to_load(tuned: Tuned, written: Sequence[str]) -> str:
+    if not written:
+        return ""
+    if tuned.layer.kernel == "gemm":
+        return f" {tuned.engine} looks for it in its own {FOLDERS[tuned.engine]}: copy it there."
+    above = 2 if tuned.engine == "sglang" else 0  # configs/triton_x_y_z
+    return f" Load with {VARIABLES[tuned.engine]}={Path(written[0]).parents[above]}."
 
 
 def record(choice: Choice) -> dict[str, Any]:
@@ -277,7 +423,7 @@ def record(choice: Choice) -> dict[str, Any]:
         "num_tokens": choice.num_tokens, "config": dict(choice.config),
         "down_config": dict(choice.down_config) if choice.down_config else None, "default": dict(choice.default),
         "speedup": choice.gain.told() if choice.gain else None, "analytic_s": choice.predicted_s, "default_analytic_s": choice.default_s,
-        "shortlist": [dict(config) for config in choice.shortlist],
+        "shortlist": [dict(config) for config in choice.shortlist], "down_shortlist": [dict(config) for config in choice.down_shortlist],
     }  # fmt: skip
 
 
@@ -290,14 +436,14 @@ def _gain_words(choice: Choice) -> str:
     gain = choice.gain
     if gain is None:
         return "-"
-    return f"{gain.median:.2f}x measured" if gain.basis == "measured" else f"{gain.median:.2f}x ({gain.low:.2f}-{gain.high:.2f})"
+    if gain.basis.startswith("measured"):
+        return f"{gain.median:.2f}x {gain.basis.replace('-', ', ', 1).replace('-', ' ')}"
+    return f"{gain.median:.2f}x ({gain.low:.2f}-{gain.high:.2f})"
 
 
 def _explained(
-    layer: Layer, gpu: GpuSpec, engine: str, num_tokens: int, configs: Sequence[Mapping[str, int]], choices: Mapping[str, Sequence[int]],
-    line: str, python: str,
-) -> Report:  # fmt: skip
-    records = explained(layer, gpu, engine=engine, num_tokens=num_tokens, configs=configs, choices=choices)
+    records: list[dict[str, Any]], title: str, gpu: GpuSpec, num_tokens: int, num_configs: int, line: str, python: str
+) -> Report:
     columns = ("configuration", "", "rank", "tasks", "blocks/SM", "waves", "tail", "padding", "L2 reads", "DRAM", "analytic")
     rows = [
         (entry["config"], entry["what"], str(entry["rank"]), f"{entry['num_tasks']:,.0f}", f"{entry['blocks_per_sm']:.0f}",
@@ -306,8 +452,8 @@ def _explained(
         for entry in records
     ]  # fmt: skip
     return Report(
-        answer=why(records, num_tokens, len(space_for(layer, gpu, choices))),
-        grids=[Grid(title="First pass (w13)", columns=columns, rows=rows, right=frozenset(columns[2:]), spare=("tasks", "rank"))],
+        answer=why(records, num_tokens, num_configs),
+        grids=[Grid(title=title, columns=columns, rows=rows, right=frozenset(columns[2:]), spare=("tasks", "rank"))],
         payload={"schema": "tilecast.tune-explain/1", "gpu": gpu.id, "num_tokens": num_tokens, "configurations": records,
                  "versions": versions()},
         records=records,
@@ -324,10 +470,14 @@ def why(records: Sequence[Mapping[str, Any]], num_tokens: int, num_configs: int)
     if default is None:
         return f"{start}; the engine's default does not fit this GPU."
     differences = {
+        f"SMs in use {100 * default['busy_sms_fraction']:.0f} to {100 * choice['busy_sms_fraction']:.0f} %": choice["busy_sms_fraction"]
+        - default["busy_sms_fraction"],
         f"padding {100 * default['padding_fraction']:.0f} to {100 * choice['padding_fraction']:.0f} %": default["padding_fraction"]
         - choice["padding_fraction"],
         f"tail {100 * default['tail_fraction']:.0f} to {100 * choice['tail_fraction']:.0f} %": default["tail_fraction"]
-        - choice["tail_fraction"],
+        - choice["tail_fraction"]
+        if max(default["waves"], choice["waves"]) > 1
+        else 0.0,
         f"L2 reads {units.human('_bytes', default['l2_bytes'])} to {units.human('_bytes', choice['l2_bytes'])}": 1
         - choice["l2_bytes"] / default["l2_bytes"],
         f"waves {default['waves']:.2f} to {choice['waves']:.2f}": 0.5 * (1 - choice["waves"] / default["waves"]),

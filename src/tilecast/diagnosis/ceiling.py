@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from tilecast import units
 from tilecast.errors import InvalidInput, MissingData
 from tilecast.execution.analytic import Analysis, smooth_maximum
 from tilecast.execution.tasks import Floats
@@ -64,7 +65,8 @@ def check_measured(measured_s: float, prediction: KernelPrediction, row: int = 0
     bound_s = float(prediction.bound_s[row])
     if measured_s < LEAST_MEASURED * bound_s:
         raise InvalidInput(
-            f"--measured {measured_s:.4g} s is less than nothing could beat, {bound_s:.4g} s: check the sizes, the GPU and --cache"
+            f"--measured {units.human('_s', measured_s)} is less than the bound, {units.human('_s', bound_s)}, and nothing real is faster:"
+            " check the sizes, the GPU and --cache"
         )
 
 

@@ -59,11 +59,11 @@ class Diagnosis:
 
     @property
     def named_fraction(self) -> float:
-        return self.named_s / self.gpu_time_s if self.gpu_time_s else 0.0
+        return min(self.named_s / self.gpu_time_s, 1.0) if self.gpu_time_s else 0.0  # sums in two orders differ by a rounding
 
     @property
     def priced_fraction(self) -> float:
-        return self.priced_s / self.gpu_time_s if self.gpu_time_s else 0.0
+        return min(self.priced_s / self.gpu_time_s, 1.0) if self.gpu_time_s else 0.0
 
     @property
     def unknown(self) -> tuple[Row, ...]:
@@ -113,7 +113,10 @@ class Diagnosis:
             "num_graph_launches": self.num_graph_launches, "findings": list(self.findings), "notes": list(self.notes),
             "families": self.families(), "errors": self.errors(), "kernels": [row.to_dict() for row in self.rows],
             "unpriced": self.unpriced(),
-            "unknown": [{"kernel": row.kernels[0], "calls": row.calls, "total_s": row.total_s} for row in self.unknown],
+            "unknown": [
+                {"kernel": row.kernels[0], "op": row.op, "calls": row.calls, "total_s": row.total_s, "share_fraction": row.share_fraction}
+                for row in self.unknown
+            ],
         }  # fmt: skip
 
     def _repr_html_(self) -> str:
@@ -197,9 +200,10 @@ def _run(path: Path, rules: Sequence[Rule], progress: Callable[[Path], Progress 
     """One file, reduced to its calls before the next is opened."""
     trace = read_trace(path, progress(path) if progress is not None else None)
     if not len(trace.gpu_events):
-        why = f"; {trace.truncated}" if trace.truncated else ""
+        if trace.truncated:
+            raise InvalidInput(f"{path} breaks off before its first GPU event, after {trace.num_events:,} others: {trace.truncated}")
         kept = f"{trace.num_events:,} events" + (f", {trace.num_dropped:,} of them kernels without a time" if trace.num_dropped else "")
-        raise InvalidInput(f"{path} has no GPU events ({kept}{why}): record it with ProfilerActivity.CUDA, where a GPU is visible")
+        raise InvalidInput(f"{path} has no GPU events ({kept}): record it with ProfilerActivity.CUDA, where a GPU is visible")
     run = matched(trace, rules, elsewhere.contexts if elsewhere is not None else None)
     return replace(run, groups=infer(run.groups, elsewhere.groups if elsewhere is not None else ()))
 
@@ -275,6 +279,23 @@ def _whole_run(runs: Sequence[Run], ranks: Sequence[RankTime], whole: Timeline, 
     return advise_run(facts)
 
 
+def _rank_notes(runs: Sequence[Run]) -> list[str]:
+    """Which ranks are missing, and which are there twice."""
+    files: dict[int, list[str]] = {}
+    for run in runs:
+        if run.rank is not None:
+            files.setdefault(run.rank, []).append(Path(run.path).name)
+    notes = [
+        f"{' and '.join(names)} all say that they are rank {rank}: are they of one run?" for rank, names in files.items() if len(names) > 1
+    ]
+    world = max((run.world_size or 0 for run in runs), default=0)
+    if files and len(files) < world:
+        notes.append(
+            f"{len(files)} of {world} ranks {'is' if len(files) == 1 else 'are'} here: what collectives wait for may lie in the others"
+        )
+    return notes
+
+
 def _notes(runs: Sequence[Run], rows: Sequence[Row], total_s: float) -> tuple[list[str], list[str]]:
     """Notes, and the reasons why the result is partial."""
     notes, partial = [], []
@@ -296,6 +317,7 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], total_s: float) -> tuple[li
         if run.num_matched < 0.98 * run.num_gpu_events and run.has_shapes:
             missing = run.num_gpu_events - run.num_matched
             notes.append(f"{name}: {missing:,} of {run.num_gpu_events:,} GPU events belong to no recorded operator")
+    notes += _rank_notes(runs)
     contradicting = [row for row in rows if TOO_FAST in row.notes]
     if contradicting:
         share = sum(row.total_s for row in contradicting) / total_s

@@ -161,12 +161,9 @@ def _side(rows: Sequence[Row], num_gpus: int) -> Side:
 
 
 def _sentences(found: Difference) -> list[str]:
-    longer = "longer" if found.span_s >= 0 else "less"
-    whole = abs(found.span_s)
-    said = [
-        f"This run takes {_time(found.this_span_s)}, the other {_time(found.other_span_s)}: {_time(whole)} {longer}, of which "
-        f"{_signed(found.idle_s)} is idle time."
-    ]
+    spans = f"This run takes {_time(found.this_span_s)}, the other {_time(found.other_span_s)}"
+    idle = f"its GPU is idle {_time(abs(found.idle_s))} {'longer' if found.idle_s > 0 else 'less'}" if found.idle_s else "as idle"
+    said = [f"{spans}: {_time(abs(found.span_s))} {'longer' if found.span_s > 0 else 'less'}, and {idle}." if found.span_s else f"{spans}."]
     loud = sum(abs(part.difference_s) for part in found.families) + abs(found.idle_s) or 1.0
     for part in found.families:
         if abs(part.difference_s) < LEAST_SHARE * loud:

@@ -376,13 +376,21 @@ def _thread(trace: Trace, event: Mapping[str, Any]) -> int:
     return trace.threads.number((str(event.get("pid")), str(event.get("tid"))))
 
 
-def trace_files(paths: tuple[str, ...]) -> Iterator[Path]:
-    """The files asked for; a folder stands for the traces in it, in the order of their names."""
-    for given in paths:
-        path = Path(given)
-        if not path.is_dir():
-            yield path
-            continue
+def trace_files(paths: tuple[str, ...]) -> list[Path]:
+    """The files asked for; a folder stands for the traces in it, in the order of their names. None may be counted twice."""
+    found = [path for given in paths for path in _files_of(Path(given))]
+    seen: set[Path] = set()
+    for path in found:
+        if (real := path.resolve()) in seen:
+            raise InvalidInput(f"{path} is given twice: every rank has a file of its own")
+        seen.add(real)
+    return found
+
+
+def _files_of(path: Path) -> Iterator[Path]:
+    if not path.is_dir():
+        yield path
+    else:
         found = sorted(entry for entry in path.iterdir() if entry.name.endswith((".json", ".json.gz")))
         if not found:
             raise MissingData(f"the folder {path} has no .json or .json.gz files")

@@ -8,14 +8,17 @@ from tilecast.tuning.space import PARAMETERS
 ENGINES = ("sglang", "vllm")
 # Triton launches 4 warps with 3 stages where a configuration does not say.
 WARPS, STAGES = 4, 3
+LITTLE_SHARED_BYTES = 128 << 10  # of a block: with less, SGLang's FP8 default is another
 
 
 def named(*values: int) -> dict[str, int]:
     return dict(zip(PARAMETERS.values(), values, strict=True))
 
 
-def default_config(engine: str, num_tokens: int, num_experts: int, dtype: str) -> Mapping[str, int]:
-    """The engine's own choice for a fused MoE kernel. `num_experts` are those on the rank."""
+def default_config(
+    engine: str, num_tokens: int, num_experts: int, dtype: str, shared_bytes_per_block: int | None = None
+) -> Mapping[str, int]:
+    """The engine's own choice for a fused MoE kernel. `num_experts` are those on the rank; SGLang looks at shared memory too."""
     if engine not in ENGINES:
         raise UnknownName.among("engine", engine, ENGINES)
     few = num_tokens <= num_experts
@@ -26,6 +29,8 @@ def default_config(engine: str, num_tokens: int, num_experts: int, dtype: str) -
     if engine == "vllm":
         return _vllm(num_tokens, num_experts, dtype)
     if dtype in ("fp8", "fp8_static"):
+        if shared_bytes_per_block is not None and shared_bytes_per_block < LITTLE_SHARED_BYTES:
+            return named(32, 64, 256, 1, 4, 4) if few else named(64, 128, 256, 64, 4, 2)
         return named(64, 128, 128, 1, 4, 4) if few else named(128, 256, 128, 32, 8, 4)
     return named(16, 32, 64, 1, WARPS, STAGES) if few else named(64, 64, 32, 8, WARPS, STAGES)
 
@@ -38,9 +43,11 @@ def _vllm(num_tokens: int, num_experts: int, dtype: str) -> Mapping[str, int]:
     return named(rows, columns, depth, group, 4 if num_tokens <= 128 else 8, 4 if num_tokens <= 32 else 3)
 
 
-def gemm_default(num_rows: int) -> Mapping[str, int]:
-    """A block-scaled FP8 GEMM without a tuned file, the same in both engines."""
-    return named(64, 128, 128, 32, 4, 2)
+def gemm_default(engine: str) -> Mapping[str, int]:
+    """A block-scaled FP8 GEMM without a tuned file, whatever its number of rows."""
+    if engine not in ENGINES:
+        raise UnknownName.among("engine", engine, ENGINES)
+    return named(64, 128, 128, 32, 4, 3 if engine == "sglang" else 2)
 
 
 def searched_default(num_tokens: int, num_experts: int) -> Mapping[str, int]:

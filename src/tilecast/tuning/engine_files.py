@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,12 +25,14 @@ def file_dtype(dtype: str) -> str:
     return FILE_DTYPES[dtype]
 
 
-def device_name(gpu: GpuSpec, engine: str) -> str:
-    """As the driver calls it, with underscores; vLLM reads one file for the whole H200 family."""
+def device_name(gpu: GpuSpec, engine: str, kernel: str = "moe") -> str:
+    """As the driver calls it, with underscores; vLLM reads one MoE file for the whole H200 family."""
     if not gpu.device_string:
-        raise InvalidInput(f"{gpu.id} has no device string, and engines look files up by it; give one with --set device_string=...")
+        raise InvalidInput(
+            f'{gpu.id} has no device string, and engines look files up by it: write device_string = "..." in the TOML file given to --gpu'
+        )
     name = gpu.device_string.replace(" ", "_")
-    return "NVIDIA_H200" if engine == "vllm" and "H200" in name.split("_") else name
+    return "NVIDIA_H200" if (engine, kernel) == ("vllm", "moe") and "H200" in name.split("_") else name
 
 
 def file_name(layer: Layer, gpu: GpuSpec, engine: str, *, down: bool = False) -> str:
@@ -37,20 +40,32 @@ def file_name(layer: Layer, gpu: GpuSpec, engine: str, *, down: bool = False) ->
     dtype = file_dtype(layer.dtype)
     blocks = "[128, 128]" if engine == "sglang" else "[128,128]"
     return (
-        f"{sizes},device_name={device_name(gpu, engine)}"
+        f"{sizes},device_name={device_name(gpu, engine, layer.kernel)}"
         + (f",dtype={dtype}" if dtype else "")
         + (f",block_shape={blocks}" if layer.dtype == "fp8_block" else "")
+        + (",per_channel_quant=True" if layer.per_channel and engine == "sglang" else "")
         + ("_down" if down else "")
         + ".json"
     )
 
 
+def check_version(triton_version: str | None, kernel: str) -> None:
+    """SGLang reads the numbers in the names of its folders: another name there would stop it from finding any file."""
+    if triton_version is None:
+        return
+    if kernel == "gemm":
+        raise InvalidInput(f"--triton-version {triton_version}: engines keep one file of a product for all versions")
+    if not re.fullmatch(r"\d+(\.\d+){1,3}", triton_version):
+        raise InvalidInput(f"--triton-version {triton_version!r} must be numbers and dots, such as {TRITON_VERSION}")
+
+
 def contents(tuned: Tuned, triton_version: str | None = None) -> dict[str, str]:
     """Path below the folder -> text. Keys are token counts; SGLang has a folder for each Triton version, and a file for the second pass."""
+    check_version(triton_version, tuned.layer.kernel)
     name = file_name(tuned.layer, tuned.gpu, tuned.engine)
     table: dict[str, object] = {str(choice.num_tokens): dict(choice.config) for choice in tuned.choices}
     if tuned.engine == "vllm" or tuned.layer.kernel == "gemm":
-        if triton_version and tuned.layer.kernel == "moe":
+        if triton_version:
             table = {"triton_version": triton_version, **table}
         return {name: _text(table)}
     folder = f"configs/triton_{(triton_version or TRITON_VERSION).replace('.', '_')}"

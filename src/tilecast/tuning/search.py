@@ -24,11 +24,13 @@ from tilecast.tuning.space import CHOICES, PARAMETERS, Space, feasible
 
 TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 SHORTLIST = 8
+PER_CHANNEL_DTYPES = ("fp8", "fp8_static", "int8_sq")
 LEARNED_DTYPES = ("bf16", "fp16")
 MOST_APART = 0.45  # log of the ratio of ridge points: H200 is 0.36 from H800, H20 is about 2
 BLOCK = 128  # a side of a block with one scale
 
 Config = Mapping[str, int]
+Timer = Callable[[Moe, Config], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Layer:
     gated: bool = True
     dtype: str = "bf16"
     histogram: tuple[float, ...] | None = None  # how often each expert is chosen; None: all equally
+    num_fused: int = 0  # shared experts, which every token visits, that run in the same kernel
+    per_channel: bool = False  # 8-bit weights with a scale for each column, which SGLang says in the name of the file
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "topk", "hidden_size", "inter_size", "tp", "ep"):
@@ -59,10 +63,14 @@ class Layer:
             raise InvalidInput(f"inter_size = {self.inter_size} must be a multiple of tp = {self.tp}")
         if self.histogram is not None and len(self.histogram) != self.num_experts:
             raise InvalidInput(f"the histogram lists {len(self.histogram)} experts; the layer has {self.num_experts}")
+        if self.per_channel and (self.kernel != "moe" or self.dtype not in PER_CHANNEL_DTYPES):
+            raise InvalidInput(f"scales per channel are of {', '.join(PER_CHANNEL_DTYPES)} experts, not of {self.dtype} in {self.kernel}")
+        if self.num_fused and self.ep > 1:
+            raise InvalidInput(f"a shared expert cannot be fused with experts that are dealt to ep = {self.ep} groups")
 
     @property
     def local_experts(self) -> int:
-        return self.num_experts // self.ep
+        return self.num_experts // self.ep + self.num_fused
 
     @property
     def local_inter(self) -> int:
@@ -70,15 +78,17 @@ class Layer:
 
     def launch(self, num_tokens: int, moe_pass: str) -> Moe:
         return Moe(
-            num_tokens=num_tokens, hidden_size=self.hidden_size, inter_size=self.inter_size, num_experts=self.num_experts, topk=self.topk,
-            tp=self.tp, ep=self.ep, distribution=self._distribution(num_tokens), moe_pass=moe_pass, gated=self.gated, dtype=self.dtype,
-            identity="triton",
+            num_tokens=num_tokens, hidden_size=self.hidden_size, inter_size=self.inter_size,
+            num_experts=self.num_experts + self.num_fused, topk=self.topk + self.num_fused, tp=self.tp, ep=self.ep,
+            distribution=self._distribution(num_tokens), moe_pass=moe_pass, gated=self.gated, dtype=self.dtype, identity="triton",
         )  # fmt: skip
 
     def _distribution(self, num_tokens: int) -> str:
-        if self.histogram is None:
+        if self.histogram is None and not self.num_fused:
             return "balanced"
-        return json.dumps(loads_like(np.array(self.histogram), num_tokens, self.topk).astype(int).tolist())
+        routed = np.ones(self.num_experts) if self.histogram is None else np.array(self.histogram)
+        loads = loads_like(routed, num_tokens, self.topk)
+        return json.dumps([*loads.astype(int).tolist(), *[num_tokens] * self.num_fused])
 
 
 def gemm_layer(n: int, k: int, dtype: str = "fp8_block") -> Layer:
@@ -93,7 +103,7 @@ class Gain:
     median: float
     low: float
     high: float
-    basis: str  # as for predictions; "measured" where both were timed
+    basis: str  # as for predictions; "measured" where both were timed, "measured-first-pass" where times of the second are missing
 
     def told(self) -> dict[str, Any]:
         return {"median": self.median, "low": self.low, "high": self.high, "basis": self.basis}
@@ -109,6 +119,7 @@ class Choice:
     default: Config
     gain: Gain | None  # None: the default does not fit this GPU
     shortlist: tuple[Config, ...]  # worth measuring, the choice first
+    down_shortlist: tuple[Config, ...]  # of the second pass, where it has a configuration of its own; every height of `shortlist` is there
     predicted_s: float  # analytic, all passes
     default_s: float | None
 
@@ -152,7 +163,7 @@ def tune(
     shortlist: int = SHORTLIST,
     choices: Mapping[str, Sequence[int]] = CHOICES,
     ranking: Ranking | None = None,
-    time_s: "Callable[[Moe, Config], float | None] | None" = None,
+    time_s: Timer | None = None,
 ) -> Tuned:
     """The best configuration for each number of tokens; with `time_s`, shortlists are timed and the fastest is chosen."""
     _check_tokens(tokens)
@@ -161,7 +172,9 @@ def tune(
     ranking = ranking or shipped_ranking()
     space = space_for(layer, gpu, choices)
     found = tuple(_choice(layer, gpu, engine, num_tokens, shortlist, space, ranking, time_s) for num_tokens in tokens)
-    return Tuned(layer=layer, gpu=gpu, engine=engine, space=space, choices=found, num_priced=len(space) * len(_passes(layer)) * len(tokens))
+    return Tuned(
+        layer=layer, gpu=gpu, engine=engine, space=space, choices=found, num_priced=len(space) * len(passes_of(layer)) * len(tokens)
+    )
 
 
 def _check_tokens(tokens: Sequence[int]) -> None:
@@ -169,7 +182,7 @@ def _check_tokens(tokens: Sequence[int]) -> None:
         raise InvalidInput(f"tokens = {','.join(map(str, tokens)) or 'none'} must be different whole numbers of at least 1")
 
 
-def _passes(layer: Layer) -> tuple[str, ...]:
+def passes_of(layer: Layer) -> tuple[str, ...]:
     return ("w13",) if layer.kernel == "gemm" else ("w13", "w2")
 
 
@@ -195,9 +208,9 @@ def _apart(one: GpuSpec, other: GpuSpec) -> float:
 
 def _choice(
     layer: Layer, gpu: GpuSpec, engine: str, num_tokens: int, size: int, space: Space, ranking: Ranking,
-    time_s: "Callable[[Moe, Config], float | None] | None",
+    time_s: Timer | None,
 ) -> Choice:  # fmt: skip
-    launches = [layer.launch(num_tokens, name) for name in _passes(layer)]
+    launches = [layer.launch(num_tokens, name) for name in passes_of(layer)]
     passes = [ranked(launch, gpu, space, ranking) for launch in launches]
     time = np.array([part.account.analytic_s[np.argmax(part.logit)] for part in passes])
     weight = time / time.sum()
@@ -207,22 +220,23 @@ def _choice(
     leading = passes[0].logit if is_split else np.asarray(joint)
     order = shortlist_of(leading, space, size, distinct=stand_in(gpu, ranking.gpus) not in ranking.gpus, first=first)
     shortlist = tuple(space.config(row) for row in order)
-    default = _default(layer, engine, num_tokens)
+    down = [] if second is None else second_shortlist(passes[1].logit, space, size, heights=space.block_m[order], first=second)
+    default = _default(layer, gpu, engine, num_tokens)
     place = space.find(default)
     gain = _gain(passes, weight, place, gpu, layer, ranking) if place is not None else None
     predicted = [part.account.analytic_s[row] for part, row in zip(passes, (first, first if second is None else second), strict=False)]
     choice = Choice(
         num_tokens=num_tokens, config=space.config(first), down_config=None if second is None else space.config(second), default=default,
-        gain=gain, shortlist=shortlist, predicted_s=float(sum(predicted)),
+        gain=gain, shortlist=shortlist, down_shortlist=tuple(space.config(row) for row in down), predicted_s=float(sum(predicted)),
         default_s=None if place is None else float(sum(part.account.analytic_s[place] for part in passes)),
     )  # fmt: skip
     return choice if time_s is None else measured(choice, launches, time_s)
 
 
-def _default(layer: Layer, engine: str, num_tokens: int) -> Config:
+def _default(layer: Layer, gpu: GpuSpec, engine: str, num_tokens: int) -> Config:
     if layer.kernel == "gemm":
-        return gemm_default(num_tokens)
-    return default_config(engine, num_tokens, layer.local_experts, layer.dtype)
+        return gemm_default(engine)
+    return default_config(engine, num_tokens, layer.local_experts, layer.dtype, gpu.shared_bytes_per_block)
 
 
 def _two_passes(passes: Sequence[Ranked], weight: NDArray[np.float64], space: Space) -> tuple[int, int]:
@@ -258,6 +272,14 @@ def shortlist_of(logit: NDArray[np.float64], space: Space, size: int, *, distinc
     return kept
 
 
+def second_shortlist(logit: NDArray[np.float64], space: Space, size: int, *, heights: NDArray[np.int64], first: int) -> list[int]:
+    """Of the second pass, the likeliest of every height that the first may end up with, then the likeliest of them all."""
+    order = [int(row) for row in np.argsort(-logit, kind="stable") if space.block_m[row] in heights]
+    best = [next(row for row in order if space.block_m[row] == height) for height in dict.fromkeys(heights.tolist())]
+    chosen = list(dict.fromkeys([first, *best, *order]))
+    return chosen[: max(size, len({first, *best}))]
+
+
 def basis_of(layer: Layer, gpu: GpuSpec, ranking: Ranking) -> str:
     """Searches were of 16-bit MoE: another format or a dense product is further away than another GPU."""
     if layer.kernel != "moe" or layer.dtype not in LEARNED_DTYPES:
@@ -274,34 +296,69 @@ def _gain(passes: Sequence[Ranked], weight: NDArray[np.float64], place: int, gpu
     return Gain(median=float(np.exp(log_gain)), low=float(np.exp(log_gain - width)), high=float(np.exp(log_gain + width)), basis=basis)
 
 
-def measured(choice: Choice, launches: Sequence[Moe], time_s: Callable[[Moe, Config], float | None]) -> Choice:
-    """The fastest of the shortlist by measurement; configurations that do not run are left out.
-
-    A second pass with a configuration of its own is timed with that; it keeps the height that the first pass was chosen with.
-    """
+def measured(choice: Choice, launches: Sequence[Moe], time_s: Timer) -> Choice:
+    """The fastest by measurement of the shortlist and the default; configurations that do not run are left out."""
     if choice.down_config is not None:
-        launches = launches[:1]
-    timed = [(total, config) for config in choice.shortlist if (total := _total(launches, config, time_s)) is not None]
+        return _measured_apart(choice, launches, time_s)
+    timed = _timed(launches, choice.shortlist, time_s)
     if not timed:
-        raise InvalidInput(f"none of the {len(choice.shortlist)} configurations for {choice.num_tokens} tokens could be measured")
-    if choice.down_config is not None:
-        rows = PARAMETERS["block_m"]
-        same = [entry for entry in timed if entry[1][rows] == choice.config[rows]]
-        timed = same or timed
-    best_s, best = min(timed, key=lambda entry: entry[0])
-    down = choice.down_config
-    if down is not None and down[PARAMETERS["block_m"]] != best[PARAMETERS["block_m"]]:
-        down = best
-    default_s = _total(launches, choice.default, time_s)
-    gain = choice.gain
-    if default_s is not None:
-        ratio = default_s / best_s
-        gain = Gain(median=ratio, low=ratio, high=ratio, basis="measured")
-    rest = tuple(config for _, config in sorted(timed, key=lambda entry: entry[0]))
-    return replace(choice, config=best, down_config=down, gain=gain, shortlist=rest)
+        raise _unmeasured(choice)
+    best, best_s = _timed(launches, [*choice.shortlist, choice.default], time_s)[0]
+    gain = _measured_gain(_total(launches, choice.default, time_s), best_s, "measured", choice.gain)
+    return replace(choice, config=best, gain=gain, shortlist=tuple(config for config, _ in timed))
 
 
-def _total(launches: Sequence[Moe], config: Config, time_s: Callable[[Moe, Config], float | None]) -> float | None:
+def _measured_apart(choice: Choice, launches: Sequence[Moe], time_s: Timer) -> Choice:
+    """Each pass with its own shortlist; the pair of one height that takes least together wins, or the default.
+
+    Recorded times may be of the first pass alone: then it decides, and the likeliest second pass of its height goes with it.
+    """
+    up, down = (
+        _timed([launch], configs, time_s) for launch, configs in zip(launches, (choice.shortlist, choice.down_shortlist), strict=True)
+    )
+    if not up:
+        raise _unmeasured(choice)
+    if down:
+        pairs = [(one_s + other_s, one, other) for one, one_s in up for other, other_s in down if _height(one) == _height(other)]
+        if not pairs:
+            raise InvalidInput(f"no two configurations of one BLOCK_SIZE_M were measured for both passes of {choice.num_tokens} tokens")
+        basis, default_s = "measured", _total(launches, choice.default, time_s)
+        pairs += [(default_s, choice.default, choice.default)] if default_s is not None else []
+        total_s, first, second = min(pairs, key=lambda pair: pair[0])
+    else:
+        first, total_s = up[0]
+        second = next(config for config in choice.down_shortlist if _height(config) == _height(first))
+        basis, default_s = "measured-first-pass", _total(launches[:1], choice.default, time_s)
+        if default_s is not None and default_s < total_s:
+            first, second, total_s = choice.default, choice.default, default_s
+    return replace(
+        choice, config=first, down_config=second, gain=_measured_gain(default_s, total_s, basis, choice.gain),
+        shortlist=tuple(config for config, _ in up), down_shortlist=tuple(config for config, _ in down) or choice.down_shortlist,
+    )  # fmt: skip
+
+
+def _height(config: Config) -> int:
+    return config[PARAMETERS["block_m"]]
+
+
+def _unmeasured(choice: Choice) -> InvalidInput:
+    return InvalidInput(f"none of the {len(choice.shortlist)} configurations for {choice.num_tokens} tokens could be measured")
+
+
+def _timed(launches: Sequence[Moe], configs: Sequence[Config], time_s: Timer) -> list[tuple[Config, float]]:
+    """Those that run, the fastest first."""
+    found = [(config, total) for config in configs if (total := _total(launches, config, time_s)) is not None]
+    return sorted(found, key=lambda entry: entry[1])
+
+
+def _measured_gain(default_s: float | None, best_s: float, basis: str, predicted: Gain | None) -> Gain | None:
+    """The predicted one stays where the default was not timed."""
+    if default_s is None:
+        return predicted
+    return Gain(median=default_s / best_s, low=default_s / best_s, high=default_s / best_s, basis=basis)
+
+
+def _total(launches: Sequence[Moe], config: Config, time_s: Timer) -> float | None:
     times = [time_s(launch, config) for launch in launches]
     known = [one for one in times if one is not None]
     return float(sum(known)) if len(known) == len(times) else None

@@ -30,6 +30,15 @@ CHOICES: Mapping[str, tuple[int, ...]] = {
     "num_warps": (4, 8),
     "num_stages": (2, 3, 4, 5),
 }
+# What Triton's product runs with: tiles from 16 a side, blocks of at most 1,024 threads.
+LIMITS: Mapping[str, tuple[int, int]] = {
+    "block_m": (16, 1024),
+    "block_n": (16, 1024),
+    "block_k": (16, 1024),
+    "group_m": (1, 1024),
+    "num_warps": (1, 32),
+    "num_stages": (1, 16),
+}
 MOST_ACCUMULATORS = 128  # fp32 registers of a thread that hold its part of the tile: with more, the compiler spills
 LEAST_SHARED_BYTES = 49_152  # what every GPU of the catalogue gives a block without asking
 

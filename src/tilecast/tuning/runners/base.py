@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from tilecast.errors import InvalidInput
+from tilecast.hardware import GpuSpec
 from tilecast.kernels.moe import Moe
 
 
@@ -13,12 +14,12 @@ class Runner(Protocol):
         ...
 
 
-def runner_for(text: str) -> Runner:
-    """ "triton" times on the GPU that is here; a .csv file has times that were taken elsewhere."""
+def runner_for(text: str, gpu: GpuSpec) -> Runner:
+    """ "triton" times on the GPU that is here, which has to be `gpu`; a .csv file has times that were taken elsewhere."""
     if text == "triton":
         from tilecast.tuning.runners.triton_kernel import TritonRunner
 
-        return TritonRunner()
+        return TritonRunner(gpu)
     if text.endswith(".csv"):
         from tilecast.tuning.runners.replay import replay_of
 

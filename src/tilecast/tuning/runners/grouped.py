@@ -7,8 +7,8 @@ import triton.language as tl
 
 @triton.jit
 def grouped(
-    tokens, weights, output, sorted_rows, tile_experts, num_rows, N, K, topk,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    tokens, weights, output, token_scales, weight_scales, sorted_rows, tile_experts, num_rows, N, K, topk,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     tiles_m = tl.num_programs(0) // tl.cdiv(N, BLOCK_N)
@@ -32,7 +32,13 @@ def grouped(
             weights + expert * N * K + columns[None, :] * K + (start + depth)[:, None],
             mask=in_depth[:, None] & (columns < N)[None, :], other=0.0,
         )  # fmt: skip
-        total += tl.dot(left, right)
+        if SCALED:  # a scale for 128 elements of a row, and for 128 x 128 of a matrix; BLOCK_K divides 128
+            row_scale = tl.load(token_scales + (rows // topk) * tl.cdiv(K, SCALED) + start // SCALED, mask=is_row, other=0.0)
+            matrix = weight_scales + expert * tl.cdiv(N, SCALED) * tl.cdiv(K, SCALED)
+            column_scale = tl.load(matrix + (columns // SCALED) * tl.cdiv(K, SCALED) + start // SCALED, mask=columns < N, other=0.0)
+            total += tl.dot(left, right) * row_scale[:, None] * column_scale[None, :]
+        else:
+            total += tl.dot(left, right)
     tl.store(
         output + rows[:, None] * N + columns[None, :], total.to(output.dtype.element_ty), mask=is_row[:, None] & (columns < N)[None, :]
     )

@@ -10,6 +10,7 @@ from tilecast.kernels.moe import Moe
 from tilecast.tuning.space import PARAMETERS
 
 COLUMNS = ("num_tokens", *PARAMETERS.values(), "latency_s")
+PASSES = ("w13", "w2")
 Key = tuple[str, int, tuple[int, ...]]
 
 
@@ -24,10 +25,17 @@ class Replay:
 
 
 def replay_of(file: str) -> Replay:
-    """A CSV file with the columns num_tokens, BLOCK_SIZE_M ... num_stages, latency_s and, if it likes, moe_pass."""
+    """A CSV file with the columns num_tokens, BLOCK_SIZE_M ... num_stages, latency_s and, if it likes, moe_pass; no time: not measured."""
     path = Path(file)
     if not path.is_file():
         raise MissingData(f"no file {path}")
+    try:
+        return Replay(_times(path))
+    except (UnicodeDecodeError, csv.Error):
+        raise InvalidInput(f"{path} is no CSV file of recorded times") from None
+
+
+def _times(path: Path) -> dict[Key, float]:
     times: dict[Key, float] = {}
     with path.open(newline="", encoding="utf-8") as lines:
         table = csv.DictReader(lines)
@@ -35,12 +43,17 @@ def replay_of(file: str) -> Replay:
         if missing is not None:
             raise InvalidInput(f"{path} lacks the column {missing!r}; it has {', '.join(table.fieldnames or ()) or 'none'}")
         for number, row in enumerate(table, start=1):
+            if not (row["latency_s"] or "").strip():
+                continue
             try:
                 config = tuple(int(row[name]) for name in PARAMETERS.values())
                 tokens, seconds = int(row["num_tokens"]), float(row["latency_s"])
             except (TypeError, ValueError):
-                raise InvalidInput(f"{path}, row {number}: every column must be a number") from None
+                raise InvalidInput(f"{path}, row {number}: num_tokens, the six parameters and latency_s must be numbers") from None
             if not 0 < seconds < 1e3:
                 raise InvalidInput(f"{path}, row {number}: latency_s = {seconds} must lie between 0 and 1000 seconds")
-            times[row.get("moe_pass") or "w13", tokens, config] = seconds
-    return Replay(times)
+            moe_pass = row.get("moe_pass") or "w13"
+            if moe_pass not in PASSES:
+                raise InvalidInput(f"{path}, row {number}: moe_pass = {moe_pass!r} must be one of {', '.join(PASSES)}")
+            times[moe_pass, tokens, config] = seconds
+    return times

@@ -1,23 +1,28 @@
 """Times the grouped MoE product itself, in Triton, on the GPU that is here.
 
 The kernel does what the engines' fused MoE kernels do: tokens are sorted by expert and padded to whole tiles, a program multiplies one tile
-of them with its expert's weights, and programs are ordered in groups of GROUP_SIZE_M rows of tiles. With TRITON_INTERPRET=1 it runs on
-the CPU, for its results only: times are then those of the interpreter and are refused.
+of them with its expert's weights, and programs are ordered in groups of GROUP_SIZE_M rows of tiles. Block-scaled FP8 multiplies with
+the scales of both sides as it sums. With TRITON_INTERPRET=1 it runs on the CPU, for its results only: times are then those of the
+interpreter and are refused.
 """
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from tilecast.errors import InvalidInput, MissingExtra
+from tilecast.hardware import GpuSpec
 from tilecast.kernels.moe import Moe, problem_of, rank_load
 
 WARM_UPS, REPEATS = 3, 10
 FLUSH_BYTES = 256 << 20  # written between launches, so that none finds its weights in L2
+BLOCK = 128  # elements with one scale
+FORMATS = ("bf16", "fp16", "fp8_block")
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -52,17 +57,24 @@ def sorted_by_expert(loads: np.ndarray, block_m: int) -> tuple[np.ndarray, np.nd
 class TritonRunner:
     """Median of several launches between two events, weights not in L2."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpu: GpuSpec) -> None:
         self._torch, self._triton = _libraries()
         if os.environ.get("TRITON_INTERPRET") == "1":
             raise InvalidInput("TRITON_INTERPRET=1 runs kernels on the CPU: their times say nothing of a GPU")
         if not self._torch.cuda.is_available():
             raise InvalidInput("--measure triton needs a GPU; none is visible to PyTorch")
+        here = self._torch.cuda.get_device_name()
+        if here != gpu.device_string:
+            raise InvalidInput(f"--measure triton: the GPU here is {here!r}, and {gpu.id} is {gpu.device_string!r}; ask --gpu {here!r}")
         self._kernel = grouped_kernel()
+        self._last: tuple[Moe, Operands] | None = None
 
     def time_s(self, launch: Moe, config: Mapping[str, int]) -> float | None:
         torch = self._torch
-        run = launcher(torch, self._triton, self._kernel, launch, config, device="cuda")
+        if self._last is None or self._last[0] is not launch:  # many configurations of one launch come in a row
+            self._last = None
+            self._last = (launch, operands(torch, launch, "cuda"))
+        run = runs(torch, self._triton, self._kernel, self._last[1], config)
         flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
         times = []
         try:
@@ -82,30 +94,60 @@ class TritonRunner:
         return float(np.median(times))
 
 
-def launcher(torch: Any, triton: Any, kernel: Any, launch: Moe, config: Mapping[str, int], device: str) -> Any:
-    """A function without arguments that runs one launch and returns its output, one row for each pair of a token and an expert."""
-    problem = problem_of(launch)
-    block_m, block_n = config["BLOCK_SIZE_M"], config["BLOCK_SIZE_N"]
-    loads = loads_of(launch)
+@dataclass(frozen=True, slots=True, eq=False)
+class Operands:
+    """What one launch multiplies, whatever its configuration: a row of `tokens` for each pair of a token and an expert."""
+
+    loads: np.ndarray  # rows of each expert
+    tokens: Any  # (pairs, depth)
+    weights: Any  # (experts, width, depth)
+    token_scales: Any  # (pairs, depth / BLOCK), or None
+    weight_scales: Any  # (experts, width / BLOCK, depth / BLOCK), or None
+    output: Any  # (pairs, width)
+
+
+def operands(torch: Any, launch: Moe, device: str) -> Operands:
+    """Drawn at random, scales too where the format has them."""
+    if launch.dtype not in FORMATS:
+        raise InvalidInput(f"--measure triton times {', '.join(FORMATS)}, not {launch.dtype}: measure in the engine, and give a .csv file")
+    problem, loads = problem_of(launch), loads_of(launch)
     pairs = int(loads.sum())
     gate, inter, hidden = (int(values[0, 0]) for values in (problem.gate, problem.inter, problem.hidden))
-    is_first = launch.moe_pass == "w13"
-    width, depth = (gate * inter, hidden) if is_first else (hidden, inter)
-    topk = 1  # rows are read where they lie: one for each pair
-    dtype = torch.float16 if device == "cpu" else torch.bfloat16
+    width, depth = (gate * inter, hidden) if launch.moe_pass == "w13" else (hidden, inter)
+    wide = torch.float16 if device == "cpu" or launch.dtype == "fp16" else torch.bfloat16  # Triton's interpreter has no bf16
+    is_scaled = launch.dtype == "fp8_block"
+    dtype = torch.float8_e4m3fn if is_scaled else wide
     generator = torch.Generator(device=device).manual_seed(0)
-    tokens = torch.randn(pairs, depth, generator=generator, device=device, dtype=torch.float32).to(dtype)
-    weights = torch.randn(len(loads), width, depth, generator=generator, device=device, dtype=torch.float32).to(dtype)
-    output = torch.zeros(pairs, width, device=device, dtype=dtype)
-    rows, experts = (torch.from_numpy(values).to(device) for values in sorted_by_expert(loads, block_m))
-    grid = (len(experts) * triton.cdiv(width, block_n),)
 
-    def run() -> Any:
+    def drawn(*shape: int) -> Any:
+        return torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
+
+    blocks_n, blocks_k = -(-width // BLOCK), -(-depth // BLOCK)
+    return Operands(
+        loads=loads,
+        tokens=drawn(pairs, depth).to(dtype),
+        weights=torch.stack([drawn(width, depth).to(dtype) for _ in loads]),  # one at a time: fp32 of all would need four times the memory
+        token_scales=drawn(pairs, blocks_k).exp() if is_scaled else None,
+        weight_scales=drawn(len(loads), blocks_n, blocks_k).exp() if is_scaled else None,
+        output=torch.zeros(pairs, width, device=device, dtype=wide),
+    )
+
+
+def runs(torch: Any, triton: Any, kernel: Any, of: Operands, config: Mapping[str, int]) -> Callable[[], None]:
+    """A function that launches the kernel with one configuration."""
+    pairs, depth = of.tokens.shape
+    width = of.output.shape[1]
+    rows, experts = (torch.from_numpy(values).to(of.tokens.device) for values in sorted_by_expert(of.loads, config["BLOCK_SIZE_M"]))
+    grid = (len(experts) * triton.cdiv(width, config["BLOCK_SIZE_N"]),)
+    is_scaled = of.token_scales is not None
+    scales = (of.token_scales, of.weight_scales) if is_scaled else (of.tokens, of.weights)  # some pointers have to be given
+
+    def run() -> None:
         kernel[grid](
-            tokens, weights, output, rows, experts, pairs, width, depth, topk, BLOCK_M=block_m, BLOCK_N=block_n,
-            BLOCK_K=config["BLOCK_SIZE_K"], GROUP_M=config["GROUP_SIZE_M"], num_warps=config["num_warps"], num_stages=config["num_stages"],
+            of.tokens, of.weights, of.output, *scales, rows, experts, pairs, width, depth, 1, BLOCK_M=config["BLOCK_SIZE_M"],
+            BLOCK_N=config["BLOCK_SIZE_N"], BLOCK_K=config["BLOCK_SIZE_K"], GROUP_M=config["GROUP_SIZE_M"],
+            SCALED=BLOCK if is_scaled else 0, num_warps=config["num_warps"], num_stages=config["num_stages"],
         )  # fmt: skip
-        return tokens, weights, output
 
     return run
 
