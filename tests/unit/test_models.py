@@ -7,7 +7,7 @@ import pytest
 from tilecast.engines.base import engine
 from tilecast.engines.fit import memory_of
 from tilecast.engines.predict import predict
-from tilecast.errors import InvalidInput
+from tilecast.errors import InvalidInput, SpecError
 from tilecast.hardware import gpu
 from tilecast.workloads.architectures import architecture, architectures
 from tilecast.workloads.graph import Batch
@@ -165,6 +165,29 @@ def test_narrower_weights_are_smaller_and_no_slower_to_decode(quant):
     whole, narrow = (predict("Qwen/Qwen3-32B", "h100-sxm", quant=name, **asked) for name in (None, quant))
     assert narrow.memory.weights_bytes < 0.6 * whole.memory.weights_bytes
     assert narrow.decode_step_s.median < whole.decode_step_s.median
+
+
+def test_a_checkpoint_in_32_bits_is_served_in_16(tmp_path):
+    # google/gemma-2-9b ships as float32; SGLang, vLLM and TensorRT-LLM cast such weights when they load them.
+    table = {
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
+        "intermediate_size": 512, "vocab_size": 1000,
+    }  # fmt: skip
+    asked = {"batch": 4, "isl": 100, "osl": 20}
+    wide, narrow = (predict(table | {"torch_dtype": name}, "h100-sxm", **asked) for name in ("float32", "bfloat16"))
+    assert wide.total_s == narrow.total_s
+    assert wide.memory == narrow.memory
+    assert wide.warnings == ("the checkpoint is in fp32; engines cast it to bf16, as is predicted",)
+    assert "cast it to fp16" in predict(table | {"torch_dtype": "float32"}, "t4", **asked).warnings[0]
+
+
+def test_fp16_is_for_gpus_without_bf16():
+    asked = {"batch": 1, "isl": 16, "osl": 2}
+    with pytest.raises(SpecError, match="does not compute in bf16.*--quant fp16"):
+        predict("Qwen/Qwen3-8B", "t4", tp=2, **asked)
+    found = predict("Qwen/Qwen3-8B", "t4", tp=2, quant="fp16", **asked)
+    assert (found.model.dtype, found.inputs["kv_dtype"]) == ("fp16", "fp16")
+    assert predict("facebook/opt-1.3b", "h100-sxm", quant="bf16", **asked).model.dtype == "bf16"
 
 
 def test_each_quantised_product_is_fed_by_a_kernel_that_narrows_its_input():

@@ -37,7 +37,7 @@ FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", 
 @click.option("--requests", "requests_path", metavar="FILE.csv", help="One request a line: input_tokens,output_tokens.")
 @click.option("--concurrency", help="Predict a load: so many users with one request each in flight; --batch limits what runs.")
 @click.option("--node", help="The box, as in `tilecast nodes` [default: the usual one of the GPU].")
-@click.option("--quant", help="Weights: bf16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
+@click.option("--quant", help="Weights: bf16, fp16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
 @click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
 @click.option("--allow-longer-context", is_flag=True, help="Predict lengths beyond the model's limit all the same.")
 @profile_option

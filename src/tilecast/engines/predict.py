@@ -38,7 +38,7 @@ from tilecast.workloads.memory import Memory
 from tilecast.workloads.model import ModelConfig, model_config
 from tilecast.workloads.operations import Operation
 from tilecast.workloads.parallelism import Shard, node_for, sharded
-from tilecast.workloads.quantisation import requantised
+from tilecast.workloads.quantisation import requantised, served
 
 HOST = "host"
 PIPELINE = "pipeline_wait"  # for other micro-batches
@@ -335,8 +335,8 @@ def set_up(
     kv_dtype: str | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Setup:
-    config = requantised(model_config(model), quant)
     spec = hardware.gpu(gpu, overrides)
+    config = served(requantised(model_config(model), quant), {*spec.tensor_flop_per_s, *spec.vector_flop_per_s})
     runs = with_settings(engine_named(engine), engine_settings) if engine_settings else engine_named(engine)
     _check_dtypes(config, spec, kv_dtype)
     shard = sharded(config, tp, pp=pp, ep=ep, dp=dp_attention)  # first what the model allows, then what the box does
@@ -375,7 +375,8 @@ def _check_dtypes(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> No
         computed = quantisation(name).compute.name
         if computed not in rates:
             what = "the dtype" if name == config.dtype else f"needed for {name}, the quantisation"
-            raise SpecError(f"{gpu.id} does not compute in {computed}, {what} of {config.name}; it has {', '.join(sorted(rates))}")
+            half = "; --quant fp16 (quant='fp16') predicts it in that" if name == config.dtype == "bf16" and "fp16" in rates else ""
+            raise SpecError(f"{gpu.id} does not compute in {computed}, {what} of {config.name}; it has {', '.join(sorted(rates))}{half}")
     if kv_dtype is not None and dtype(kv_dtype).name not in ("fp8", config.dtype):
         raise InvalidInput(f"kv_dtype = {kv_dtype} must be fp8 or the model's own {config.dtype}")
 

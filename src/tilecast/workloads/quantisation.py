@@ -12,9 +12,9 @@ from typing import Any
 from tilecast.errors import InvalidInput, UnknownName
 from tilecast.workloads.model import ModelConfig, Precision
 
-# What a user may ask for -> the quantisation of linear layers and experts.
+# What a user may ask for -> the quantisation of linear layers and experts; None: the model's own dtype, which is then the one named.
 NAMES = {
-    "bf16": None, "fp8": "fp8", "fp8_block": "fp8_block", "int8": "int8", "int4": "int4_wo", "nvfp4": "nvfp4", "mxfp4": "w4a16_mxfp4",
+    "bf16": None, "fp16": None, "fp8": "fp8", "fp8_block": "fp8_block", "int8": "int8", "int4": "int4_wo", "nvfp4": "nvfp4", "mxfp4": "w4a16_mxfp4",
 }  # fmt: skip
 FP8_KV = ("fp8", "fp8_e4m3", "fp8_e5m2")
 # A module of each kind of weight in a middle layer, under the names checkpoints use.
@@ -36,7 +36,18 @@ def asked_precision(name: str) -> Precision:
 
 
 def requantised(config: ModelConfig, quant: str | None) -> ModelConfig:
-    return config if quant is None else replace(config, precision=asked_precision(quant))
+    if quant is None:
+        return config
+    precision = asked_precision(quant)
+    return replace(config, precision=precision, dtype=config.dtype if NAMES[quant] else quant)
+
+
+def served(config: ModelConfig, formats: Iterable[str]) -> ModelConfig:
+    """As engines load it on a GPU that computes in `formats`: a checkpoint in 32 bits is cast to 16, whatever its config.json says."""
+    if config.dtype != "fp32":
+        return config
+    dtype = "bf16" if "bf16" in formats else "fp16"
+    return replace(config, dtype=dtype, notes=(*config.notes, f"the checkpoint is in fp32; engines cast it to {dtype}, as is predicted"))
 
 
 def read_precision(table: Mapping[str, Any], num_layers: int) -> tuple[Precision, str | None]:
