@@ -225,6 +225,29 @@ def test_what_would_fit_does():
         assert predict("meta-llama/Llama-3.1-405B", "h100-sxm", **({"tp": 8} | asked | choice)).fits
 
 
+@pytest.mark.parametrize(
+    ("id", "gpu", "asked", "choices"),
+    [
+        # Two boxes of eight where one is too small: 958 GiB of weights on 16 x 80 GiB.
+        ("moonshotai/Kimi-K2-Instruct", "h100-sxm", {"tp": 8, "batch": 4}, [{"pp": 2}, {"quant": "int4"}]),
+        # 36 x 8 x 128 x 2 x 2 bytes a token: 4,000 requests of 5,000 tokens need terabytes, 79 GiB hold fewer.
+        ("Qwen/Qwen3-8B", "h100-sxm", {"batch": 4000, "isl": 4000, "osl": 1000}, ["batch"]),
+        ("Qwen/Qwen3-8B", "l4", {"batch": 1, "isl": 20_000, "osl": 20_000}, [{"tp": 2}, {"kv_dtype": "fp8"}, {"quant": "fp8"}, "isl"]),
+        # Its experts of 1536 are 12 blocks, which 8 GPUs cannot share: they take whole experts.
+        ("Qwen/Qwen3-235B-A22B-FP8", "rtx-pro-6000-server", {"tp": 2, "batch": 4}, [{"tp": 4}]),
+        ("Qwen/Qwen3-235B-A22B-FP8", "l40s", {"tp": 4, "batch": 4}, [{"tp": 8, "ep": 8}]),
+    ],
+)
+def test_stages_narrower_caches_smaller_batches_and_shorter_prompts_are_tried_too(id, gpu, asked, choices):
+    asked = {"isl": 100, "osl": 8} | asked
+    found = predict(id, gpu, **asked)
+    assert not found.fits
+    for choice in choices:
+        assert choice in found.memory.would_fit or any(choice in each for each in found.memory.would_fit)
+    for each in found.memory.would_fit:
+        assert predict(id, gpu, **(asked | each)).fits
+
+
 def test_stages_share_layers_and_the_fullest_decides():
     # 61 layers over 4 stages: 15, 15, 15, and 16 on the last, which has the head too.
     config = model_config("deepseek-ai/DeepSeek-V3")

@@ -179,6 +179,14 @@ def test_what_does_not_fit_is_a_result():
     found = load(model="meta-llama/Llama-3.1-70B", concurrency=2)
     assert not found.fits
     assert found.tpot_s.median > 0
+    assert {"tp": 2} in found.memory.would_fit
+    assert load(model="meta-llama/Llama-3.1-70B", concurrency=2, **found.memory.would_fit[0]).fits
+
+
+def test_requests_of_one_token_have_no_time_per_token(tilecast: Tilecast):
+    shown = tilecast("predict", "google-bert/bert-base-uncased", "--gpu", "l4", "--concurrency", "4", "--isl", "100", "--osl", "1").out
+    assert "a token" not in shown.splitlines()[0]
+    assert "0 s (0-0)" not in shown and "cache for" not in shown
 
 
 @pytest.mark.parametrize(

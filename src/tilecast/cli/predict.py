@@ -6,6 +6,7 @@ import click
 
 from tilecast import hardware, units
 from tilecast.cli.files import target, write_whole
+from tilecast.cli.fitting import misfit, remedies
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, refuse_as_python, say, set_option
 from tilecast.cli.ranges import is_comparison, numbers
 from tilecast.engines.predict import Part, Prediction, predict
@@ -160,16 +161,10 @@ def _answer(prediction: Prediction) -> str:
     where = f"{prediction.num_gpus} x {prediction.gpu.label}" if prediction.num_gpus > 1 else prediction.gpu.label
     requests = f"{asked.num_requests} request{'s' if asked.num_requests > 1 else ''}"
     decode = f", then {units.human('_s', prediction.decode_step_s.median)} a step" if prediction.decode_steps else ""
-    room = "" if prediction.fits else f"; it does not fit, by {_bytes(prediction.memory.missing_bytes)} a GPU{_would_fit(prediction)}"
     return (
         f"{prediction.model.name} on {where} answers {requests} in {units.human('_s', prediction.total_s.median)}: first token after "
-        f"{units.human('_s', prediction.prefill_s.median)}{decode}, {_rate(prediction.output_tokens_per_s.median)} tokens/s{room}."
+        f"{units.human('_s', prediction.prefill_s.median)}{decode}, {_rate(prediction.output_tokens_per_s.median)} tokens/s{misfit(prediction.memory)}."
     )
-
-
-def _would_fit(prediction: Prediction) -> str:
-    choices = [" ".join(f"--{name} {value}" for name, value in choice.items()) for choice in prediction.memory.would_fit]
-    return f": {' or '.join(choices)} would" if choices else ""
 
 
 def _headline(prediction: Prediction) -> Grid:
@@ -190,7 +185,9 @@ def _headline(prediction: Prediction) -> Grid:
 
 def _room(prediction: Prediction) -> str:
     memory = prediction.memory
-    if memory.largest_batch is None or not memory.fits:
+    if not memory.fits:
+        return remedies(memory)
+    if memory.largest_batch is None:
         return ""
     return f"; at most {memory.largest_batch:,} such requests, or {memory.largest_context or 0:,} tokens each"
 

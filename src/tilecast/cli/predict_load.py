@@ -3,6 +3,7 @@
 from typing import Any
 
 from tilecast import hardware, units
+from tilecast.cli.fitting import misfit, remedies
 from tilecast.cli.output import say
 from tilecast.cli.ranges import is_comparison, numbers
 from tilecast.engines.predict import Interval, Part
@@ -56,12 +57,12 @@ def report_of(
 
 def _answer(found: LoadPrediction) -> str:
     where = f"{found.num_gpus} x {found.gpu.label}" if found.num_gpus > 1 else found.gpu.label
-    room = "" if found.fits else f"; it does not fit, by {units.human('_bytes', found.memory.missing_bytes)} a GPU"
+    tokens = f", then {units.human('_s', found.tpot_s.median)} a token" if found.decode_steps else ""
     users = f"{found.concurrency:,} user{'s' if found.concurrency > 1 else ''}"
     return (
         f"{found.model.name} on {where} under {found.engine} serves {users} with a first token after "
-        f"{units.human('_s', found.ttft_s.median)}, then {units.human('_s', found.tpot_s.median)} a token: "
-        f"{units.significant(found.output_tokens_per_s_per_gpu.median)} tokens/s a GPU{room}."
+        f"{units.human('_s', found.ttft_s.median)}{tokens}: "
+        f"{units.significant(found.output_tokens_per_s_per_gpu.median)} tokens/s a GPU{misfit(found.memory)}."
     )
 
 
@@ -78,14 +79,14 @@ def _headline(found: LoadPrediction) -> Grid:
     used = f"{_bytes(found.memory.total_bytes)} of {_bytes(found.memory.capacity_bytes)}"
     rows = [
         ("time to first token", str(found.ttft_s), f"mean; {told('ttft_s')}; {units.human('_s', found.queue_s)} of it waiting to start"),
-        ("time per token", str(found.tpot_s), f"mean; {told('tpot_s')}"),
+        ("time per token", *((str(found.tpot_s), f"mean; {told('tpot_s')}") if found.decode_steps else ("-", "of requests with one token each"))),
         ("latency", str(found.total_s), "mean, from a request to its last token"),
         ("throughput", f"{rate(found.output_tokens_per_s)} tokens/s", f"output tokens; {rate(found.output_tokens_per_s_per_gpu)} a GPU"),
-        ("per user", f"{rate(found.output_tokens_per_s_per_user)} tokens/s", "once the first token is there"),
+        *([("per user", f"{rate(found.output_tokens_per_s_per_user)} tokens/s", "once the first token is there")] if found.decode_steps else []),
         ("running", f"{more['mean_running_requests']:.1f} of {found.concurrency:,}", "requests that decode, on average over time"),
         ("prompts", share, f"of the time in steps with prompts; {more['token_budget']:,} tokens each"),
-        ("memory", used, f"a GPU; cache for {more['kv_cache_tokens']:,} tokens"),
-        ("fits", "yes" if found.fits else "no", f"{found.node or found.gpu.id}, {found.engine}"),
+        ("memory", used, "a GPU" if found.model.is_encoder else f"a GPU; cache for {more['kv_cache_tokens']:,} tokens"),
+        ("fits", "yes" if found.fits else "no", f"{found.node or found.gpu.id}, {found.engine}{remedies(found.memory)}"),
         ("basis", found.basis, "what the numbers rest on; in brackets the 80 % interval"),
     ]  # fmt: skip
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.engines.fit import memory_of
+from tilecast.engines.fit import memory_of, would_fit
 from tilecast.engines.predict import Interval, Part, Setup, _sizes, _warnings, check_context, set_up
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
@@ -270,6 +270,9 @@ def predict_load(
     memory = replace(memory, activations_bytes=active)
     if len(counted) > 1:  # an engine never takes in more than its cache holds; one request must fit
         memory = replace(memory, kv_cache_bytes=memory.kv_cache_bytes - min(memory.kv_cache_bytes, memory.missing_bytes))
+    if not memory.fits:
+        choices = would_fit(found.config, found.shard, found.engine, found.gpu, running, found.kv_dtype)
+        memory = replace(memory, would_fit=tuple(choices))
     said = {"isl": isl, "osl": osl} if requests is None else {"requests": [list(pair) for pair in asked]}
     return LoadPrediction(
         model=found.config, gpu=found.gpu, engine=found.engine.name, num_gpus=found.shard.num_gpus,
