@@ -183,7 +183,7 @@ def test_a_checkpoint_in_32_bits_is_served_in_16(tmp_path):
 
 def test_fp16_is_for_gpus_without_bf16():
     asked = {"batch": 1, "isl": 16, "osl": 2}
-    with pytest.raises(SpecError, match="does not compute in bf16.*--quant fp16"):
+    with pytest.raises(SpecError, match=r"does not compute in bf16.*--quant fp16"):
         predict("Qwen/Qwen3-8B", "t4", tp=2, **asked)
     found = predict("Qwen/Qwen3-8B", "t4", tp=2, quant="fp16", **asked)
     assert (found.model.dtype, found.inputs["kv_dtype"]) == ("fp16", "fp16")

@@ -8,7 +8,7 @@ from tilecast.cli import main
 from tilecast.cli.predict import command
 from tilecast.engines.predict import predict
 from tilecast.errors import InvalidInput, MissingData, SpecError, UnknownName
-from tilecast.workloads.aggregate import weakest
+from tilecast.workloads.aggregate import basis_words, weakest
 from tilecast.workloads.model import model_config
 from tilecast.workloads.requests import read_requests
 
@@ -113,6 +113,23 @@ def test_the_answer_comes_first(run):
     assert code == 0
     assert out.startswith("Qwen/Qwen3-8B on h100-sxm answers 2 requests in ")
     assert "Where a decode step goes" in out
+
+
+def test_the_basis_is_told_by_the_time_that_rests_on_it(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+    shares = json.loads(run("Qwen/Qwen3-8B", *ASKED, "--json")[1])["basis_shares"]
+    line = next(line for line in run("Qwen/Qwen3-8B", *ASKED)[1].splitlines() if line.startswith("basis"))
+    assert f"{100 * shares['interpolated']:.0f} % interpolated" in line
+    assert basis_words({"interpolated": 0.7, "analytic": 0.297, "unseen-gpu": 0.003}) == "70 % interpolated, 30 % analytic"
+
+
+@pytest.mark.parametrize(("width", "kept"), [(80, True), (60, False)])
+def test_what_a_figure_means_wraps_on_a_common_terminal(run, monkeypatch, width, kept):
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = run("Qwen/Qwen3-8B", *ASKED)[1]
+    assert ("KV 20.2 MiB" in " ".join(out.split())) == kept
+    assert ("left out on 60 columns: meaning" in out) != kept
+    assert max(map(len, out.splitlines())) <= width
 
 
 def test_csv_is_one_line_or_one_per_kernel(run):

@@ -233,7 +233,7 @@ def test_the_command_says_it_in_one_sentence_first(tilecast: Tilecast):
     [
         (("--why",), "--why and --concurrency exclude one another"),
         (("--tp", "1,2"), "--concurrency predicts one configuration"),
-        (("--engine-set", "max_num_seqs"), "must read FACT=VALUE, e.g. max_num_seqs=64"),
+        (("--engine-set", "max_num_seqs"), "must read FACT=VALUE, e.g. chunked_prefill_size=4096"),
         (("--requests", "x.csv"), "--requests and --isl, --osl exclude one another"),
     ],
 )

@@ -3,7 +3,7 @@
 from tilecast import units
 from tilecast.workloads.memory import Memory
 
-MOST_CHOICES = 3  # in a sentence; tables and JSON have all
+MOST_CHOICES = 3  # in a sentence
 
 
 def choices(memory: Memory) -> list[str]:
@@ -15,12 +15,11 @@ def misfit(memory: Memory) -> str:
     """The end of an answer's sentence; nothing where it fits."""
     if memory.fits:
         return ""
-    would = f": {' or '.join(choices(memory)[:MOST_CHOICES])} would" if memory.would_fit else ""
+    would = f": {' or '.join(choices(memory)[:MOST_CHOICES])} would" if memory.would_fit else ", nor would more GPUs or a narrower format"
     return f"; it does not fit, by {units.human('_bytes', memory.missing_bytes)} a GPU{would}"
 
 
-def remedies(memory: Memory) -> str:
-    """The same in a table, with all choices."""
-    if memory.fits:
-        return ""
-    return f"; would fit: {', '.join(choices(memory))}" if memory.would_fit else "; nor do more GPUs, narrower formats or fewer requests"
+def other_choices(memory: Memory) -> str:
+    """Those that the sentence left out, for a table."""
+    more = choices(memory)[MOST_CHOICES:]
+    return f"; also {' or '.join(more)} would" if more else ""

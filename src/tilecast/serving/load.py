@@ -155,6 +155,12 @@ class LoadPrediction:
         return self.load.cost.basis
 
     @property
+    def basis_shares(self) -> dict[str, float]:
+        """The share of the busy time that rests on each basis, strongest first."""
+        shares = {basis: sum(part.share_fraction for part in self.breakdown if part.basis == basis) for basis in BASES}
+        return {basis: share for basis, share in shares.items() if share}
+
+    @property
     def decode_steps(self) -> int:
         return int(self.load.plan.output_tokens.max()) - 1
 
@@ -191,6 +197,7 @@ class LoadPrediction:
             "memory": self.memory.to_dict(),
             "fits": self.fits,
             "basis": self.basis,
+            "basis_shares": self.basis_shares,
             "serving": self.serving(),
             "breakdown": [part.to_dict() for part in self.breakdown],
             "inputs": dict(self.inputs),
