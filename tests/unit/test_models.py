@@ -1,15 +1,17 @@
 """Every architecture: published parameter counts, bytes of the KV cache, formats from a config, and shares of one GPU."""
 
 import json
+from contextlib import suppress
 
 import pytest
 
 from tilecast.engines.base import engine
 from tilecast.engines.fit import memory_of
 from tilecast.engines.predict import predict
-from tilecast.errors import InvalidInput, SpecError
+from tilecast.errors import InvalidInput, SpecError, TilecastError, UnknownName
 from tilecast.hardware import gpu
 from tilecast.workloads.architectures import architecture, architectures
+from tilecast.workloads.architectures.base import read_config
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import weights_bytes
 from tilecast.workloads.model import model_config, model_ids
@@ -198,6 +200,78 @@ def test_each_quantised_product_is_fed_by_a_kernel_that_narrows_its_input():
     assert "lm_head_quantize" not in names
     weight_only = {part.family for part in predict("Qwen/Qwen3-8B", "h100-sxm", quant="int4", batch=4, isl=64, osl=4).breakdown}
     assert "quantize" not in weight_only
+
+
+# ---- configs that say nonsense -----------------------------------------------------------------------------------
+
+NONSENSE = (None, "x", "", -1, 0, 1.5, True, [], [1, 2], ["x"], {}, {"a": 1}, 10**30, float("nan"), "re:(", ["re:("])
+SHARED = {
+    "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 1000,
+    "intermediate_size": 2048, "max_position_embeddings": 4096, "torch_dtype": "bfloat16", "sliding_window": 512, "layer_types": None,
+    "moe_intermediate_size": 512, "num_experts_per_tok": 2, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8,
+    "n_shared_experts": 1, "shared_expert_intermediate_size": 512, "first_k_dense_replace": 1, "moe_layer_freq": 1, "mlp_only_layers": [],
+    "decoder_sparse_step": 1, "no_rope_layers": [], "interleave_moe_layer_step": 1, "attention_chunk_size": 8192, "kv_lora_rank": 512,
+    "q_lora_rank": 256, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_embd": 1024, "n_layer": 4, "n_head": 8,
+    "n_positions": 1024, "ffn_dim": 2048, "word_embed_proj_dim": 1024, "type_vocab_size": 2, "tie_word_embeddings": False,
+    "use_qk_norm": True, "attention_bias": False, "rope_scaling": None, "use_sliding_window": False, "sliding_window_pattern": 6,
+    "activation_function": None, "text_config": None, "architectures": None, "quantization_config": None,
+}  # fmt: skip
+QUANTISED = {
+    "quant_method": "compressed-tensors", "ignore": ["lm_head"], "kv_cache_scheme": {"num_bits": 8, "type": "float"}, "bits": 4,
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"dynamic": True}}},
+    "weight_block_size": None, "exclude_modules": None, "modules_to_not_convert": None, "quant_algo": None, "activation_scheme": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_no_field_of_a_config_can_do_worse_than_be_refused(name):
+    for field in SHARED:
+        for value in NONSENSE:
+            with suppress(TilecastError):
+                assert read_config({"architectures": [name], **SHARED, field: value}, "it").num_parameters > 0
+
+
+@pytest.mark.parametrize("method", ["compressed-tensors", "gptq", "awq", "fp8", "modelopt", "mxfp4"])
+def test_no_field_of_a_quantisation_can_do_worse_than_be_refused(method):
+    groups = QUANTISED["config_groups"]
+    inner = [{"group_0": {**groups["group_0"], part: value}} for part in ("weights", "input_activations") for value in NONSENSE]
+    changed = [(field, value) for field in QUANTISED for value in NONSENSE]
+    changed += [("config_groups", value) for value in (*inner, *({"group_0": value} for value in NONSENSE))]
+    for field, value in changed:
+        with suppress(TilecastError):
+            read_precision({"quantization_config": {**QUANTISED, "quant_method": method, field: value}}, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, "num_experts_per_tok = 9 exceeds the number of experts, 8"),
+        ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 10**9}, "of at least 1 and at most 10,000"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, "mlp_only_layers = 3 must be a list of whole numbers"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": "3"}, "first_k_dense_replace = '3' must be a whole number"),
+        ({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "gptq", "bits": "x"}}, "gptq with 'x' bits"),
+    ],
+)
+def test_nonsense_is_named(changes, message):
+    with pytest.raises(InvalidInput, match=message):
+        read_config(SHARED | changes, "it")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "family"),
+    [
+        ("BertForSequenceClassification", {}, "an encoder, .* the nearest family is bert"),
+        ("GemmaForCausalLM", {}, "the nearest family is gemma2"),
+        ("GPTBigCodeForCausalLM", {}, "the nearest family is gpt2"),
+        ("FalconForCausalLM", {}, "a dense decoder, .* the nearest family is llama"),
+        ("Qwen3NextForCausalLM", {"num_experts": 8, "linear_num_key_heads": 4}, "cannot be modelled yet; the nearest family is qwen3_moe"),
+        ("MixtralXForCausalLM", {"num_local_experts": 8}, "the nearest family is mixtral"),
+        ("LongcatForCausalLM", {"n_routed_experts": 8, "kv_lora_rank": 512}, "the nearest family is deepseek"),
+    ],
+)
+def test_an_unknown_architecture_is_near_those_of_its_name_and_parts(name, parts, family):
+    with pytest.raises(UnknownName, match=family):
+        read_config({"architectures": [name], "hidden_size": 64, **parts}, "it")
 
 
 # ---- what fits ---------------------------------------------------------------------------------------------------

@@ -78,9 +78,9 @@ def _held(method: str, given: Mapping[str, Any]) -> str:
             return "fp8_block"
         return "fp8_static" if given.get("activation_scheme") == "static" else "fp8"
     if method in ("awq", "gptq", "gptq_marlin", "awq_marlin", "auto-round"):
-        bits = int(given.get("bits") or given.get("w_bit") or 4)
+        bits = given.get("bits") or given.get("w_bit") or 4
         if bits not in (4, 8):
-            raise InvalidInput(f"quantization_config: {method} with {bits} bits is not supported; 4 and 8 are")
+            raise InvalidInput(f"quantization_config: {method} with {bits!r} bits is not supported; 4 and 8 are")
         return "int4_wo" if bits == 4 else "int8_wo"
     if method == "mxfp4":
         return "w4a16_mxfp4"
@@ -97,10 +97,18 @@ def _held(method: str, given: Mapping[str, Any]) -> str:
     )
 
 
+def _table(given: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    """A table inside another; empty where it is left out."""
+    inner = given.get(field) or {}
+    if not isinstance(inner, Mapping):
+        raise InvalidInput(f"quantization_config: {field} = {inner!r} must be a table")
+    return inner
+
+
 def _compressed(given: Mapping[str, Any]) -> str:
-    groups = given.get("config_groups")
-    group: Mapping[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-    weights, activations = group.get("weights") or {}, group.get("input_activations") or {}
+    groups = _table(given, "config_groups")
+    group = _table(groups, next(iter(groups))) if groups else {}
+    weights, activations = _table(group, "weights"), _table(group, "input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type", "int")
     if bits == 4:
         return "nvfp4" if kind == "float" and activations else "int4_wo"
@@ -122,7 +130,10 @@ def _matches(pattern: str, path: str) -> bool:
     """A regular expression behind `re:`, a shell pattern, or a module's path; each may also name what contains the module."""
     path = path.removeprefix("model.")
     if pattern.startswith("re:"):
-        return re.match(pattern[3:], f"model.{path}") is not None
+        try:
+            return re.match(pattern[3:], f"model.{path}") is not None
+        except re.error as problem:
+            raise InvalidInput(f"quantization_config: {pattern!r} is no regular expression: {problem}") from None
     pattern = re.sub(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)", "", pattern)
     if "*" in pattern:
         return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")
