@@ -278,16 +278,18 @@ def test_an_unknown_architecture_is_near_those_of_its_name_and_parts(name, parts
 # ---- what fits ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
 @pytest.mark.parametrize(("id", "tp"), [("Qwen/Qwen3-32B", 2), ("deepseek-ai/DeepSeek-V3", 8), ("openai/gpt-oss-120b", 1)])
-def test_the_largest_batch_and_context_are_the_last_that_fit(id, tp):
-    asked = {"tp": tp, "isl": 1500, "osl": 100}
-    room = predict(id, "h200-sxm", batch=16, **asked).memory
+def test_the_largest_batch_and_context_are_the_last_that_fit(id, tp, engine):
+    # TensorRT-LLM leaves free a share of what weights and activations leave: it depends on the batch.
+    asked = {"tp": tp, "isl": 1500, "osl": 100, "engine": engine}
+    room = predict(id, "h200-sxm", batch=4, **asked).memory
     assert predict(id, "h200-sxm", batch=room.largest_batch, **asked).fits
     assert not predict(id, "h200-sxm", batch=room.largest_batch + 1, **asked).fits
     longest = room.largest_context
     limit = model_config(id).max_context
-    assert predict(id, "h200-sxm", tp=tp, batch=16, isl=longest - 100, osl=100).fits
-    assert longest == limit or not predict(id, "h200-sxm", tp=tp, batch=16, isl=longest - 99, osl=100).fits
+    assert predict(id, "h200-sxm", tp=tp, batch=4, isl=longest - 100, osl=100, engine=engine).fits
+    assert longest == limit or not predict(id, "h200-sxm", tp=tp, batch=4, isl=longest - 99, osl=100, engine=engine).fits
 
 
 def test_what_would_fit_does():

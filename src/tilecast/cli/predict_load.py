@@ -34,7 +34,10 @@ def report_of(
     if note := hardware.resolution_note(gpu):
         say(note)
     if batch is not None:  # the largest batch that the engine may run
-        given["engine_settings"] = {"most_running_requests": numbers("--batch", batch)[0], **(given.get("engine_settings") or {})}
+        largest = numbers("--batch", batch)[0]
+        if largest < 1:
+            raise InvalidInput(f"--batch {batch} must be at least 1: it limits how many requests run")
+        given["engine_settings"] = {"most_running_requests": largest, **(given.get("engine_settings") or {})}
     asked = {"tp": tp, "concurrency": users, **given, "requests": requests, "overrides": overrides or None}
     found = predict_load(model, gpu, **asked)
     for warning in found.warnings:
@@ -90,6 +93,7 @@ def _headline(found: LoadPrediction) -> Grid:
         ("memory", used, "a GPU" if found.model.is_encoder else f"a GPU; cache for {more['kv_cache_tokens']:,} tokens"),
         ("fits", "yes" if found.fits else "no", f"{found.node or found.gpu.id}, {found.engine}{other_choices(found.memory)}"),
         ("basis", found.basis, f"the weakest; {basis_words(found.basis_shares)}"),
+        *([("profile", found.profile.id, found.profile.words)] if found.profile else []),
     ]  # fmt: skip
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",), wraps="meaning")
 

@@ -83,10 +83,10 @@ def with_room(found: Memory, config: ModelConfig, shard: Shard, engine: Engine, 
 
         def fits(num_requests: int, prompt: int, caches: list[int]) -> bool:
             on_rank = -(-num_requests // shard.dp)
-            kept = max(held + on_rank * cache for held, cache in zip(weights, caches, strict=True))
+            kept, held = max((held + on_rank * cache, held) for held, cache in zip(weights, caches, strict=True))
             own, every = min(on_rank * prompt, most), min(num_requests * prompt, most * shard.dp)
             active = activations_bytes(short, shard, own, every, num_requests)
-            return kept + active + found.reserved_bytes <= found.capacity_bytes
+            return kept + active + round(reserved_bytes(engine, gpu, held + active)) <= found.capacity_bytes
 
         def caches_of(prompt: int) -> list[int]:
             return [_cache(config, shard, engine, Batch((prompt,), (osl,)), kv_dtype, kinds) for kinds in stages]

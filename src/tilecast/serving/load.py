@@ -292,8 +292,17 @@ def predict_load(
             **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
             **({"profile": measured.told()} if measured else {}),
         },
-        warnings=_warnings(found.config, lengths, found.gpu, found.node), profile=measured,
+        warnings=(*_warnings(found.config, lengths, found.gpu, found.node), *_too_long(policy, asked, found.engine.name)), profile=measured,
     )  # fmt: skip
+
+
+def _too_long(policy: Policy, asked: Sequence[Lengths], engine: str) -> list[str]:
+    """An engine that takes prompts whole refuses one that no step has room for; it is predicted as a step of its own."""
+    longest = max(pair[0] for pair in asked)
+    if policy.chunks or longest <= policy.token_budget:
+        return []
+    room = f"prompts of {longest:,} tokens are more than the {policy.token_budget:,} of a step"
+    return [f"{room}, which {engine} takes only when it may cut them: --engine-set chunks_prompts=1; here they get a step of their own"]
 
 
 def _asked(isl: int | None, osl: int | None, requests: Sequence[Lengths] | None) -> list[Lengths]:
