@@ -189,6 +189,12 @@ def test_beyond_the_models_context_only_when_told_to(run):
     json.loads(out)
 
 
+def test_an_encoder_reads_as_many_tokens_as_it_has_places():
+    assert predict("google-bert/bert-base-uncased", "h100-sxm", batch=1, isl=512, osl=1).warnings == ()
+    with pytest.raises(InvalidInput, match="513 tokens of context are beyond the 512"):
+        predict("google-bert/bert-base-uncased", "h100-sxm", batch=1, isl=513, osl=1)
+
+
 def test_a_box_of_other_gpus_is_a_warning(run):
     code, _, err = run("Qwen/Qwen3-8B", *ASKED, "--tp", 2, "--node", "dgx-a100", "--json")
     assert code == 0
@@ -219,7 +225,7 @@ def test_a_sum_is_as_weak_as_its_weakest_part():
     ("arguments", "message"),
     [
         (("Qwen/Qwen2.5-14B", *ASKED, "--tp", 3), "tp = 3 does not divide the attention heads"),
-        (("Qwen/Qwen3-32B", *ASKED, "--tp", 16), "tp = 16 is more GPUs than dgx-h100 has: 8"),
+        (("Qwen/Qwen3-32B", *ASKED, "--tp", 16), "tp = 16 is more GPUs than dgx-h100 has: 8; pp puts stages into boxes of their own"),
         (("Qwen/Qwen3-8B", *ASKED, "--tp", 0), "tp = 0"),
         (("Qwen/Qwen3-8B", *ASKED, "--engine", "tgi"), "unknown engine 'tgi'"),
         (("Qwen/Qwen3-8B", *ASKED, "--engine", "sgl"), "did you mean sglang"),

@@ -384,18 +384,24 @@ def _check_dtypes(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> No
 def check_context(config: ModelConfig, batch: Batch, allow_longer: bool) -> None:
     if config.is_encoder and max(batch.output_tokens) > 1:
         raise InvalidInput(f"osl = {max(batch.output_tokens)}: {config.name} is an encoder and says nothing; give osl = 1")
-    if config.max_context is not None and batch.longest_context > config.max_context and not allow_longer:
+    longest = _longest(config, batch)
+    if config.max_context is not None and longest > config.max_context and not allow_longer:
         raise InvalidInput(
-            f"{batch.longest_context:,} tokens of context are beyond the {config.max_context:,} of {config.name}; "
+            f"{longest:,} tokens of context are beyond the {config.max_context:,} of {config.name}; "
             "--allow-longer-context (allow_longer_context=True) predicts it all the same"
         )
+
+
+def _longest(config: ModelConfig, batch: Batch) -> int:
+    """Tokens that the model must have places for; an encoder adds none to what it reads."""
+    return max(batch.input_tokens) if config.is_encoder else batch.longest_context
 
 
 def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | None) -> tuple[str, ...]:
     """What is answered all the same, but should be known."""
     found = list(config.notes)
-    if config.max_context is not None and batch.longest_context > config.max_context:
-        found.append(f"{batch.longest_context:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
+    if config.max_context is not None and (longest := _longest(config, batch)) > config.max_context:
+        found.append(f"{longest:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
     if node is not None and node.gpu != gpu.id:
         found.append(f"{node.id} holds {node.gpu}, not {gpu.id}: only its links are used")
     return tuple(found)
