@@ -1,7 +1,8 @@
 """`python -m benchmarks.speed [NAME...]`: how fast it is, as ratios to something everybody has, measured in one run on one machine.
 
 Writes benchmarks/results/speed.json and speed.md. A ratio travels between machines; the seconds beside it do not.
-AIConfigurator's query stands beside one warm call where `$AICONFIGURATOR_PYTHON` names a Python that has it: aiconfigurator_query.py.
+AIConfigurator's query stands beside one warm call, and its command beside ours, where `$AICONFIGURATOR_PYTHON` names a Python that has it:
+aiconfigurator_query.py.
 """
 
 import argparse
@@ -39,12 +40,12 @@ class Speed:
         return self.seconds / self.reference_seconds
 
 
-def process_seconds(*arguments: str, repeats: int = 9) -> float:
+def process_seconds(*arguments: str, repeats: int = 9, python: str = sys.executable) -> float:
     """Median wall time of a fresh Python process."""
     times = []
     for _ in range(repeats):
         started = time.perf_counter()
-        subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run([python, *arguments], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         times.append(time.perf_counter() - started)
     return statistics.median(times)
 
@@ -181,8 +182,36 @@ def _aiconfigurator_query_s() -> float | None:
     return float(subprocess.run([python, str(script)], check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
+SEVENTY = {"tp": 4, "batch": 16, "isl": 1000, "osl": 1001}  # of a 70B model on H100: 1,000 decode steps
+CONFIGURATIONS = 10_000
+
+
 def models() -> list[Speed]:
-    """A warm prediction of a 70B model with 1,000 decode steps, of a batch never asked before; at most 20 ms."""
+    """A 70B model with 1,000 decode steps: the command from a cold start, a warm call, and many configurations."""
+    return [*cold_command(), warm_prediction(), many_configurations()]
+
+
+def cold_command() -> list[Speed]:
+    """Beside `import numpy`, at most 12 of it, and beside AIConfigurator's command for the same question, where it is installed."""
+    sizes = [text for name, value in SEVENTY.items() for text in (f"--{name}", str(value))]
+    ours_s = process_seconds("-m", "tilecast", "predict", "meta-llama/Llama-3.1-70B", "--gpu", "h100-sxm", *sizes)
+    name = "tilecast predict of a 70B model, 1,000 decode steps"
+    found = [Speed(name, ours_s, 'python -c "import numpy"', process_seconds("-c", "import numpy"), 12.0)]
+    if python := os.environ.get("AICONFIGURATOR_PYTHON"):
+        peer_s = process_seconds(str(Path(python).with_name("aiconfigurator")), *aiconfigurator_command(), repeats=3, python=python)
+        found.append(Speed(name, ours_s, "aiconfigurator cli estimate of the same", peer_s, None))
+    return found
+
+
+def aiconfigurator_command() -> list[str]:
+    """The same question; the model under the name that it bundles."""
+    model = ("--model-path", "meta-llama/Meta-Llama-3.1-70B", "--system", "h100_sxm", "--backend", "sglang")
+    sizes = ("--tp-size", SEVENTY["tp"], "--batch-size", SEVENTY["batch"], "--isl", SEVENTY["isl"], "--osl", SEVENTY["osl"])
+    return ["cli", "estimate", *model, "--estimate-mode", "static", *map(str, sizes)]
+
+
+def warm_prediction() -> Speed:
+    """Of a batch never asked before; at most 20 ms."""
     from tilecast.engines.predict import predict
 
     times = []
@@ -191,7 +220,19 @@ def models() -> list[Speed]:
         predict("meta-llama/Llama-3.1-70B", gpu="h100-sxm", tp=4, batch=batch, isl=1000 + batch, osl=1001)
         times.append(time.process_time() - started)
     rate = f"{1 / statistics.median(times):.0f} per core-second"
-    return [Speed("predict of a 70B model, warm", statistics.median(times), "20 ms", 0.02, 1.0, rate)]
+    return Speed("predict of a 70B model, warm", statistics.median(times), "20 ms", 0.02, 1.0, rate)
+
+
+def many_configurations(number: int = CONFIGURATIONS) -> Speed:
+    """Two GPUs, four group sizes and so many batches; at least 200 a second on one core."""
+    from tilecast.explore.comparison import compare
+
+    gpus, tps = ("h200-sxm", "h100-sxm"), (1, 2, 4, 8)
+    started = time.process_time()
+    found = compare("Qwen/Qwen3-32B", gpus, tps=tps, batches=range(1, number // (len(gpus) * len(tps)) + 1), isl=2048, osl=256)
+    each_s = (time.process_time() - started) / len(found.outcomes)
+    note = f"{len(found.outcomes):,} of them, {1 / each_s:.0f} per core-second (at least 200)"
+    return Speed("one configuration of many", each_s, "5 ms", 0.005, 1.0, note)
 
 
 BENCHMARKS: dict[str, Callable[[], list[Speed]]] = {"start-up": start_up, "kernels": kernels, "models": models, "ingest": ingest}

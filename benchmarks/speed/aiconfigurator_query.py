@@ -1,7 +1,7 @@
 """Median seconds of one GEMM query of AIConfigurator, on shapes it was not asked before; run by the Python that has it installed.
 
-python -m venv /tmp/aic && /tmp/aic/bin/pip install aiconfigurator-core==0.12.0
-AICONFIGURATOR_PYTHON=/tmp/aic/bin/python python -m benchmarks.speed kernels
+python -m venv /tmp/aic && /tmp/aic/bin/pip install aiconfigurator==0.12.0
+AICONFIGURATOR_PYTHON=/tmp/aic/bin/python python -m benchmarks.speed kernels models
 """
 
 import random

@@ -13,6 +13,7 @@ from benchmarks.accuracy import comparison, publish, registry
 from benchmarks.accuracy.baselines import NearestShape, PaddedRoofline, Regression, Roofline, nearest
 from benchmarks.accuracy.result import Result, Suite, by_slice, headline, worst
 from benchmarks.accuracy.scoring import capped, scored
+from benchmarks.speed import __main__ as speed
 from tilecast import hardware
 from tilecast.datasets import store
 from tilecast.datasets.schema import conform
@@ -226,3 +227,25 @@ def test_pipeweaves_published_score_comes_out_and_the_roofline_is_worse(tmp_path
     assert score["PipeWeave"] == pytest.approx(3.24, abs=0.05)
     assert peer == pytest.approx({"h20": 1.81, "h800-sxm": 3.92, "h100-sxm": 4.01}, abs=0.05)
     assert score["roofline"] > score["PipeWeave"]
+
+
+# ---- speed -------------------------------------------------------------------------------------------------------
+
+
+def test_the_cold_command_stands_beside_numpy_and_the_peer(monkeypatch):
+    asked = []
+    monkeypatch.setattr(speed, "process_seconds", lambda *line, **_: asked.append(line) or 1.0)
+    monkeypatch.setenv("AICONFIGURATOR_PYTHON", "peer/bin/python")
+    assert [(found.reference, found.limit) for found in speed.cold_command()] == [
+        ('python -c "import numpy"', 12.0), ("aiconfigurator cli estimate of the same", None),
+    ]  # fmt: skip
+    ours, _, peer = asked
+    assert peer[0] == str(Path("peer/bin/aiconfigurator"))
+    for name, theirs in (("tp", "tp-size"), ("batch", "batch-size"), ("isl", "isl"), ("osl", "osl")):  # the same question
+        assert ours[ours.index(f"--{name}") + 1] == peer[peer.index(f"--{theirs}") + 1]
+
+
+def test_many_configurations_are_timed_each():
+    found = speed.many_configurations(16)
+    assert (found.reference_seconds, found.limit) == (1 / 200, 1.0)
+    assert found.note.startswith("16 of them")

@@ -127,7 +127,8 @@ def test_requests_of_different_lengths_are_compared_too():
 LINE = ("predict", "Qwen/Qwen3-8B", "--isl", "512", "--osl", "32")
 
 
-def test_one_table_and_the_winner_at_the_end(tilecast):
+def test_one_table_and_the_winner_at_the_end(tilecast, monkeypatch):
+    monkeypatch.setattr(predict_compare, "PATIENCE_S", 600.0)  # no progress, however slow the machine is today
     shown = tilecast(*LINE, "--gpu", "h100-sxm,l4", "--tp", "1,2", "--batch", "1:16:x4")
     lines = shown.out.splitlines()
     assert shown.code == 0 and shown.err == ""
@@ -171,6 +172,7 @@ def test_as_python_is_the_same_comparison(tilecast):
         (("--gpu", "h100-sxm", "--tp", "1,two", "--batch", "8"), "--tp 1,two must read like"),
         (("--gpu", "h100-sxm", "--batch", "0,8"), "--batch 0,8: 0 must be at least 1"),
         (("--gpu", "h100-sxm", "--tp", "1,0", "--batch", "8"), "--tp 1,0: 0 must be at least 1"),
+        (("--gpu", "h100-sxm", "--batch", "8", "--osl", "1", "--by", "tpot_s"), "--by tpot_s: one output token needs no decode step"),
         (("--gpu", "h100-sxm,l4", "--batch", "8", "--why"), "--why explains one configuration"),
         (("--gpu", "h100-sxm,l4", "--batch", "8", "--breakdown", "--trace", "x.json"), "--breakdown, --trace explains one"),
         (("--gpu", "h100-sxm,l4", "--batch", "8", "--html", "no/such/folder/x.html"), "there is no folder no/such/folder"),

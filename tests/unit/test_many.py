@@ -2,8 +2,10 @@
 
 import pytest
 
+from tilecast.engines import many
 from tilecast.engines.many import METRICS, outcomes
 from tilecast.engines.predict import predict
+from tilecast.errors import InvalidInput
 from tilecast.workloads.aggregate import MOST_POINTS
 
 CASES = [(1, 128, 1), (1, 300, 2), (8, 2048, 256), (100, 500, 40), (256, 2048, 3), (8, 128, 256)]
@@ -21,6 +23,38 @@ def test_together_is_one_by_one(model, gpu, tp):
             for part in ("median", "low", "high"):
                 assert getattr(getattr(found, name), part) == pytest.approx(getattr(getattr(alone, name), part), rel=1e-9), (case, name)
         assert (found.basis, found.fits, found.memory.total_bytes) == (alone.basis, alone.fits, alone.memory.total_bytes)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("Qwen/Qwen3-8B", {"quant": "fp8"}),
+        ("Qwen/Qwen3-30B-A3B", {"tp": 4, "ep": 4}),
+        ("openai/gpt-oss-20b", {"tp": 2, "ep": 2}),
+        ("Qwen/Qwen3-8B", {"allow_longer_context": True}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_formats_and_whole_experts_are_priced_together_too(model, options, monkeypatch):
+    cases = [(1, 300, 2), (8, 50_000 if "allow_longer_context" in options else 2048, 64), (100, 500, 40)]
+    alone = [predict(model, "h100-sxm", batch=batch, isl=isl, osl=osl, **options) for batch, isl, osl in cases]
+    monkeypatch.setattr(many, "predict", None)  # one by one is for what cannot be
+    for one, found in zip(alone, outcomes(model, "h100-sxm", cases, **options), strict=True):
+        for name in TIMES:
+            assert getattr(found, name).median == pytest.approx(getattr(one, name).median, rel=1e-9), name
+        assert (found.basis, found.memory.total_bytes) == (one.basis, one.memory.total_bytes)
+
+
+@pytest.mark.parametrize(
+    ("model", "case", "message"),
+    [
+        ("Qwen/Qwen3-8B", (1, 50_000, 10), "50,010 tokens of context are beyond the 40,960"),
+        ("google-bert/bert-base-uncased", (1, 100, 10), "is an encoder"),
+    ],
+)
+def test_many_are_refused_as_one_is(model, case, message):
+    with pytest.raises(InvalidInput, match=message):
+        outcomes(model, "h100-sxm", [(1, 10, 1), case])
 
 
 def test_options_reach_the_kernels():

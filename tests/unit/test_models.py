@@ -1,15 +1,17 @@
 """Every architecture: published parameter counts, bytes of the KV cache, formats from a config, and shares of one GPU."""
 
 import json
+from contextlib import suppress
 
 import pytest
 
 from tilecast.engines.base import engine
 from tilecast.engines.fit import memory_of
 from tilecast.engines.predict import predict
-from tilecast.errors import InvalidInput
+from tilecast.errors import InvalidInput, SpecError, TilecastError, UnknownName
 from tilecast.hardware import gpu
 from tilecast.workloads.architectures import architecture, architectures
+from tilecast.workloads.architectures.base import read_config
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import weights_bytes
 from tilecast.workloads.model import model_config, model_ids
@@ -167,6 +169,29 @@ def test_narrower_weights_are_smaller_and_no_slower_to_decode(quant):
     assert narrow.decode_step_s.median < whole.decode_step_s.median
 
 
+def test_a_checkpoint_in_32_bits_is_served_in_16(tmp_path):
+    # google/gemma-2-9b ships as float32; SGLang, vLLM and TensorRT-LLM cast such weights when they load them.
+    table = {
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
+        "intermediate_size": 512, "vocab_size": 1000,
+    }  # fmt: skip
+    asked = {"batch": 4, "isl": 100, "osl": 20}
+    wide, narrow = (predict(table | {"torch_dtype": name}, "h100-sxm", **asked) for name in ("float32", "bfloat16"))
+    assert wide.total_s == narrow.total_s
+    assert wide.memory == narrow.memory
+    assert wide.warnings == ("the checkpoint is in fp32; engines cast it to bf16, as is predicted",)
+    assert "cast it to fp16" in predict(table | {"torch_dtype": "float32"}, "t4", **asked).warnings[0]
+
+
+def test_fp16_is_for_gpus_without_bf16():
+    asked = {"batch": 1, "isl": 16, "osl": 2}
+    with pytest.raises(SpecError, match=r"does not compute in bf16.*--quant fp16"):
+        predict("Qwen/Qwen3-8B", "t4", tp=2, **asked)
+    found = predict("Qwen/Qwen3-8B", "t4", tp=2, quant="fp16", **asked)
+    assert (found.model.dtype, found.inputs["kv_dtype"]) == ("fp16", "fp16")
+    assert predict("facebook/opt-1.3b", "h100-sxm", quant="bf16", **asked).model.dtype == "bf16"
+
+
 def test_each_quantised_product_is_fed_by_a_kernel_that_narrows_its_input():
     parts = predict("Qwen/Qwen3-8B", "h100-sxm", quant="fp8_block", batch=4, isl=64, osl=4).breakdown
     names = [part.name for part in parts if part.phase == "decode"]
@@ -177,19 +202,94 @@ def test_each_quantised_product_is_fed_by_a_kernel_that_narrows_its_input():
     assert "quantize" not in weight_only
 
 
+# ---- configs that say nonsense -----------------------------------------------------------------------------------
+
+NONSENSE = (None, "x", "", -1, 0, 1.5, True, [], [1, 2], ["x"], {}, {"a": 1}, 10**30, float("nan"), "re:(", ["re:("])
+SHARED = {
+    "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 1000,
+    "intermediate_size": 2048, "max_position_embeddings": 4096, "torch_dtype": "bfloat16", "sliding_window": 512, "layer_types": None,
+    "moe_intermediate_size": 512, "num_experts_per_tok": 2, "num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8,
+    "n_shared_experts": 1, "shared_expert_intermediate_size": 512, "first_k_dense_replace": 1, "moe_layer_freq": 1, "mlp_only_layers": [],
+    "decoder_sparse_step": 1, "no_rope_layers": [], "interleave_moe_layer_step": 1, "attention_chunk_size": 8192, "kv_lora_rank": 512,
+    "q_lora_rank": 256, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_embd": 1024, "n_layer": 4, "n_head": 8,
+    "n_positions": 1024, "ffn_dim": 2048, "word_embed_proj_dim": 1024, "type_vocab_size": 2, "tie_word_embeddings": False,
+    "use_qk_norm": True, "attention_bias": False, "rope_scaling": None, "use_sliding_window": False, "sliding_window_pattern": 6,
+    "activation_function": None, "text_config": None, "quantization_config": None,
+}  # fmt: skip
+QUANTISED = {
+    "quant_method": "compressed-tensors", "ignore": ["lm_head"], "kv_cache_scheme": {"num_bits": 8, "type": "float"}, "bits": 4,
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"dynamic": True}}},
+    "weight_block_size": None, "exclude_modules": None, "modules_to_not_convert": None, "quant_algo": None, "activation_scheme": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_no_field_of_a_config_can_do_worse_than_be_refused(name):
+    assert read_config({**SHARED, "architectures": [name]}, "it").num_parameters > 0
+    for field in (*SHARED, "architectures"):
+        for value in NONSENSE:
+            with suppress(TilecastError):
+                assert read_config({**SHARED, "architectures": [name], field: value}, "it").num_parameters > 0
+
+
+@pytest.mark.parametrize("method", ["compressed-tensors", "gptq", "awq", "fp8", "modelopt", "mxfp4"])
+def test_no_field_of_a_quantisation_can_do_worse_than_be_refused(method):
+    groups = QUANTISED["config_groups"]
+    inner = [{"group_0": {**groups["group_0"], part: value}} for part in ("weights", "input_activations") for value in NONSENSE]
+    changed = [(field, value) for field in QUANTISED for value in NONSENSE]
+    changed += [("config_groups", value) for value in (*inner, *({"group_0": value} for value in NONSENSE))]
+    for field, value in changed:
+        with suppress(TilecastError):
+            read_precision({"quantization_config": {**QUANTISED, "quant_method": method, field: value}}, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MixtralForCausalLM"], "num_experts_per_tok": 9}, "num_experts_per_tok = 9 exceeds the number of experts, 8"),
+        ({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 10**9}, "of at least 1 and at most 10,000"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": 3}, "mlp_only_layers = 3 must be a list of whole numbers"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "first_k_dense_replace": "3"}, "first_k_dense_replace = '3' must be a whole number"),
+        ({"architectures": ["LlamaForCausalLM"], "quantization_config": {"quant_method": "gptq", "bits": "x"}}, "gptq with 'x' bits"),
+    ],
+)
+def test_nonsense_is_named(changes, message):
+    with pytest.raises(InvalidInput, match=message):
+        read_config(SHARED | changes, "it")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "family"),
+    [
+        ("BertForSequenceClassification", {}, "an encoder, .* the nearest family is bert"),
+        ("GemmaForCausalLM", {}, "the nearest family is gemma2"),
+        ("GPTBigCodeForCausalLM", {}, "the nearest family is gpt2"),
+        ("FalconForCausalLM", {}, "a dense decoder, .* the nearest family is llama"),
+        ("Qwen3NextForCausalLM", {"num_experts": 8, "linear_num_key_heads": 4}, "cannot be modelled yet; the nearest family is qwen3_moe"),
+        ("MixtralXForCausalLM", {"num_local_experts": 8}, "the nearest family is mixtral"),
+        ("LongcatForCausalLM", {"n_routed_experts": 8, "kv_lora_rank": 512}, "the nearest family is deepseek"),
+    ],
+)
+def test_an_unknown_architecture_is_near_those_of_its_name_and_parts(name, parts, family):
+    with pytest.raises(UnknownName, match=family):
+        read_config({"architectures": [name], "hidden_size": 64, **parts}, "it")
+
+
 # ---- what fits ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
 @pytest.mark.parametrize(("id", "tp"), [("Qwen/Qwen3-32B", 2), ("deepseek-ai/DeepSeek-V3", 8), ("openai/gpt-oss-120b", 1)])
-def test_the_largest_batch_and_context_are_the_last_that_fit(id, tp):
-    asked = {"tp": tp, "isl": 1500, "osl": 100}
-    room = predict(id, "h200-sxm", batch=16, **asked).memory
+def test_the_largest_batch_and_context_are_the_last_that_fit(id, tp, engine):
+    # TensorRT-LLM leaves free a share of what weights and activations leave: it depends on the batch.
+    asked = {"tp": tp, "isl": 1500, "osl": 100, "engine": engine}
+    room = predict(id, "h200-sxm", batch=4, **asked).memory
     assert predict(id, "h200-sxm", batch=room.largest_batch, **asked).fits
     assert not predict(id, "h200-sxm", batch=room.largest_batch + 1, **asked).fits
     longest = room.largest_context
     limit = model_config(id).max_context
-    assert predict(id, "h200-sxm", tp=tp, batch=16, isl=longest - 100, osl=100).fits
-    assert longest == limit or not predict(id, "h200-sxm", tp=tp, batch=16, isl=longest - 99, osl=100).fits
+    assert predict(id, "h200-sxm", tp=tp, batch=4, isl=longest - 100, osl=100, engine=engine).fits
+    assert longest == limit or not predict(id, "h200-sxm", tp=tp, batch=4, isl=longest - 99, osl=100, engine=engine).fits
 
 
 def test_what_would_fit_does():
@@ -200,6 +300,29 @@ def test_what_would_fit_does():
     assert found.memory.would_fit
     for choice in found.memory.would_fit:
         assert predict("meta-llama/Llama-3.1-405B", "h100-sxm", **({"tp": 8} | asked | choice)).fits
+
+
+@pytest.mark.parametrize(
+    ("id", "gpu", "asked", "choices"),
+    [
+        # Two boxes of eight where one is too small: 958 GiB of weights on 16 x 80 GiB.
+        ("moonshotai/Kimi-K2-Instruct", "h100-sxm", {"tp": 8, "batch": 4}, [{"pp": 2}, {"quant": "int4"}]),
+        # 36 x 8 x 128 x 2 x 2 bytes a token: 4,000 requests of 5,000 tokens need terabytes, 79 GiB hold fewer.
+        ("Qwen/Qwen3-8B", "h100-sxm", {"batch": 4000, "isl": 4000, "osl": 1000}, ["batch"]),
+        ("Qwen/Qwen3-8B", "l4", {"batch": 1, "isl": 20_000, "osl": 20_000}, [{"tp": 2}, {"kv_dtype": "fp8"}, {"quant": "fp8"}, "isl"]),
+        # Its experts of 1536 are 12 blocks, which 8 GPUs cannot share: they take whole experts.
+        ("Qwen/Qwen3-235B-A22B-FP8", "rtx-pro-6000-server", {"tp": 2, "batch": 4}, [{"tp": 4}]),
+        ("Qwen/Qwen3-235B-A22B-FP8", "l40s", {"tp": 4, "batch": 4}, [{"tp": 8, "ep": 8}]),
+    ],
+)
+def test_stages_narrower_caches_smaller_batches_and_shorter_prompts_are_tried_too(id, gpu, asked, choices):
+    asked = {"isl": 100, "osl": 8} | asked
+    found = predict(id, gpu, **asked)
+    assert not found.fits
+    for choice in choices:
+        assert choice in found.memory.would_fit or any(choice in each for each in found.memory.would_fit)
+    for each in found.memory.would_fit:
+        assert predict(id, gpu, **(asked | each)).fits
 
 
 def test_stages_share_layers_and_the_fullest_decides():

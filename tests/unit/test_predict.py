@@ -8,7 +8,7 @@ from tilecast.cli import main
 from tilecast.cli.predict import command
 from tilecast.engines.predict import predict
 from tilecast.errors import InvalidInput, MissingData, SpecError, UnknownName
-from tilecast.workloads.aggregate import weakest
+from tilecast.workloads.aggregate import basis_words, weakest
 from tilecast.workloads.model import model_config
 from tilecast.workloads.requests import read_requests
 
@@ -115,6 +115,23 @@ def test_the_answer_comes_first(run):
     assert "Where a decode step goes" in out
 
 
+def test_the_basis_is_told_by_the_time_that_rests_on_it(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+    shares = json.loads(run("Qwen/Qwen3-8B", *ASKED, "--json")[1])["basis_shares"]
+    line = next(line for line in run("Qwen/Qwen3-8B", *ASKED)[1].splitlines() if line.startswith("basis"))
+    assert f"{100 * shares['interpolated']:.0f} % interpolated" in line
+    assert basis_words({"interpolated": 0.7, "analytic": 0.297, "unseen-gpu": 0.003}) == "70 % interpolated, 30 % analytic"
+
+
+@pytest.mark.parametrize(("width", "kept"), [(80, True), (60, False)])
+def test_what_a_figure_means_wraps_on_a_common_terminal(run, monkeypatch, width, kept):
+    monkeypatch.setenv("COLUMNS", str(width))
+    out = run("Qwen/Qwen3-8B", *ASKED)[1]
+    assert ("KV 20.2 MiB" in " ".join(out.split())) == kept
+    assert ("left out on 60 columns: meaning" in out) != kept
+    assert max(map(len, out.splitlines())) <= width
+
+
 def test_csv_is_one_line_or_one_per_kernel(run):
     assert len(run("Qwen/Qwen3-8B", *ASKED, "--csv")[1].splitlines()) == 2
     kernels = run("Qwen/Qwen3-8B", *ASKED, "--csv", "--breakdown")[1].splitlines()
@@ -144,7 +161,7 @@ def test_what_does_not_fit_is_a_result(run):
     answer = json.loads(out)
     assert (code, answer["fits"]) == (0, False)
     assert answer["total_s"]["median"] > 0
-    assert "does not fit" in run("meta-llama/Llama-3.1-70B", *ASKED)[1]
+    assert "a GPU: --tp 2 or --quant fp8 would." in " ".join(run("meta-llama/Llama-3.1-70B", *ASKED)[1].split())
 
 
 def test_a_what_if_changes_the_answer_and_is_recorded(run):
@@ -170,6 +187,12 @@ def test_beyond_the_models_context_only_when_told_to(run):
     assert code == 0
     assert "50,002 tokens of context are beyond the 40,960" in err
     json.loads(out)
+
+
+def test_an_encoder_reads_as_many_tokens_as_it_has_places():
+    assert predict("google-bert/bert-base-uncased", "h100-sxm", batch=1, isl=512, osl=1).warnings == ()
+    with pytest.raises(InvalidInput, match="513 tokens of context are beyond the 512"):
+        predict("google-bert/bert-base-uncased", "h100-sxm", batch=1, isl=513, osl=1)
 
 
 def test_a_box_of_other_gpus_is_a_warning(run):
@@ -202,7 +225,7 @@ def test_a_sum_is_as_weak_as_its_weakest_part():
     ("arguments", "message"),
     [
         (("Qwen/Qwen2.5-14B", *ASKED, "--tp", 3), "tp = 3 does not divide the attention heads"),
-        (("Qwen/Qwen3-32B", *ASKED, "--tp", 16), "tp = 16 is more GPUs than dgx-h100 has: 8"),
+        (("Qwen/Qwen3-32B", *ASKED, "--tp", 16), "tp = 16 is more GPUs than dgx-h100 has: 8; pp puts stages into boxes of their own"),
         (("Qwen/Qwen3-8B", *ASKED, "--tp", 0), "tp = 0"),
         (("Qwen/Qwen3-8B", *ASKED, "--engine", "tgi"), "unknown engine 'tgi'"),
         (("Qwen/Qwen3-8B", *ASKED, "--engine", "sgl"), "did you mean sglang"),
@@ -237,7 +260,10 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(run, arguments, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "lacks the column input_tokens"),
+        ("", "is empty; it must start with"),
+        ("5,7\n6,8\n", "lacks the column input_tokens"),
+        ("input_tokens,output_tokens,input_tokens\n5,7,9\n", "has the column input_tokens more than once"),
+        ("input_tokens,output_tokens\n5,7\n1,024,8\n", "line 3: 8 stands behind the last column"),
         ("input_tokens,output_tokens\n", "holds no requests"),
         ("input_tokens\n5\n", "lacks the column output_tokens"),
         ("input_tokens,output_tokens\n5,0\n", "line 2: output_tokens = '0'"),

@@ -9,6 +9,7 @@ import pytest
 
 from tilecast import units
 from tilecast.diagnosis.what_if import GOAL, why
+from tilecast.engines.calibrated import profile_from_run
 from tilecast.engines.predict import predict
 from tilecast.predictors import predict_kernel
 from tilecast.report.figures import figures
@@ -100,6 +101,16 @@ def test_why_is_printed_and_in_the_json(tilecast):
     for lever in answer["why"]["levers"]:
         assert f"{100 * lever['total_saved_fraction']:.1f} %" in shown and units.human("_s", lever["total_s"]) in shown
     assert "why" not in tilecast(*LINE, "--json").json
+
+
+def test_why_of_a_gpu_that_was_measured(found):
+    run = {"command": "predict", "inputs": ASKED, "measured": {"prefill_s": 1.3 * found.prefill_s.median}}
+    measured = {"profile": profile_from_run(run, "h100-sxm")}
+    slower = predict(**ASKED, **measured)
+    assert slower.prefill_s.median > 1.1 * found.prefill_s.median
+    levers = why(slower, ASKED | measured).levers
+    assert levers[0].total_saved_fraction > 0
+    assert all(lever.total_s <= 1.005 * slower.total_s.median for lever in levers)
 
 
 def test_why_of_requests_that_differ():

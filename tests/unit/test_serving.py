@@ -179,6 +179,21 @@ def test_what_does_not_fit_is_a_result():
     found = load(model="meta-llama/Llama-3.1-70B", concurrency=2)
     assert not found.fits
     assert found.tpot_s.median > 0
+    assert {"tp": 2} in found.memory.would_fit
+    assert load(model="meta-llama/Llama-3.1-70B", concurrency=2, **found.memory.would_fit[0]).fits
+
+
+def test_a_prompt_that_no_step_has_room_for_is_a_warning():
+    long = {"engine": "trtllm", "isl": 20_000, "concurrency": 2}
+    assert "more than the 8,192 of a step" in load(**long).warnings[0]
+    assert load(**long, engine_settings={"chunks_prompts": 1}).warnings == ()
+    assert load(**(long | {"engine": "vllm"})).warnings == ()
+
+
+def test_requests_of_one_token_have_no_time_per_token(tilecast: Tilecast):
+    shown = tilecast("predict", "google-bert/bert-base-uncased", "--gpu", "l4", "--concurrency", "4", "--isl", "100", "--osl", "1").out
+    assert "a token" not in shown.splitlines()[0]
+    assert "0 s (0-0)" not in shown and "cache for" not in shown
 
 
 @pytest.mark.parametrize(
@@ -190,6 +205,7 @@ def test_what_does_not_fit_is_a_result():
         ({"requests": [(1, 1)]}, "not both"),
         ({"engine": "tgi"}, "unknown engine 'tgi': known: sglang, trtllm, vllm"),
         ({"engine_settings": {"max_seqs": 3}}, "did you mean max_num_seqs"),
+        ({"engine_settings": {"gpu_memory_utilization": 1.7}}, "gpu_memory_utilization = 1.7 must be a number from 0 to 1"),
         ({"engine_settings": {"max_num_seqs": 0}}, "max_num_seqs = 0 must be a whole number of at least 1"),
         ({"engine_settings": {"gpu_memory_utilization": "much"}}, "gpu_memory_utilization = much must be a number"),
     ],
@@ -223,9 +239,10 @@ def test_the_command_says_it_in_one_sentence_first(tilecast: Tilecast):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
+        (("--batch", "0"), "--batch 0 must be at least 1: it limits how many requests run"),
         (("--why",), "--why and --concurrency exclude one another"),
         (("--tp", "1,2"), "--concurrency predicts one configuration"),
-        (("--engine-set", "max_num_seqs"), "must read FACT=VALUE, e.g. max_num_seqs=64"),
+        (("--engine-set", "max_num_seqs"), "must read FACT=VALUE, e.g. chunked_prefill_size=4096"),
         (("--requests", "x.csv"), "--requests and --isl, --osl exclude one another"),
     ],
 )

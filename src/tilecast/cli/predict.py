@@ -6,11 +6,13 @@ import click
 
 from tilecast import hardware, units
 from tilecast.cli.files import target, write_whole
+from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, refuse_as_python, say, set_option
 from tilecast.cli.ranges import is_comparison, numbers
 from tilecast.engines.predict import Part, Prediction, predict
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
+from tilecast.workloads.aggregate import basis_words
 from tilecast.workloads.requests import read_requests, unused_columns
 
 if TYPE_CHECKING:
@@ -26,7 +28,10 @@ FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", 
 @click.argument("model")
 @click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file; several with commas.")
 @click.option("--engine", default="sglang", show_default=True, help="Which engine serves the model: sglang, vllm or trtllm.")
-@click.option("--engine-set", "engine_assignments", metavar="NAME=VALUE", multiple=True, help="Its settings, e.g. max_num_seqs=64.")
+@click.option(
+    "--engine-set", "engine_assignments", metavar="NAME=VALUE", multiple=True,
+    help="Its settings, e.g. chunked_prefill_size=4096; a wrong name lists them.",
+)  # fmt: skip
 @click.option("--tp", default="1", show_default=True, help="Tensor parallel: GPUs that share every layer; several as 1,2,4.")
 @click.option("--pp", type=int, default=1, show_default=True, help="Pipeline parallel: stages that hold runs of layers.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert parallel: ranks, of the tp GPUs, that hold whole experts.")
@@ -37,7 +42,7 @@ FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", 
 @click.option("--requests", "requests_path", metavar="FILE.csv", help="One request a line: input_tokens,output_tokens.")
 @click.option("--concurrency", help="Predict a load: so many users with one request each in flight; --batch limits what runs.")
 @click.option("--node", help="The box, as in `tilecast nodes` [default: the usual one of the GPU].")
-@click.option("--quant", help="Weights: bf16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
+@click.option("--quant", help="Weights: bf16, fp16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
 @click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
 @click.option("--allow-longer-context", is_flag=True, help="Predict lengths beyond the model's limit all the same.")
 @profile_option
@@ -77,7 +82,7 @@ def command(
         set=assignments, by=by, breakdown=breakdown, why=why,
     )  # fmt: skip
     if engine_assignments:
-        given["engine_settings"] = overrides_from(engine_assignments, "--engine-set", "max_num_seqs=64")
+        given["engine_settings"] = overrides_from(engine_assignments, "--engine-set", "chunked_prefill_size=4096")
     if concurrency is not None:
         from tilecast.cli import predict_load
 
@@ -160,16 +165,11 @@ def _answer(prediction: Prediction) -> str:
     where = f"{prediction.num_gpus} x {prediction.gpu.label}" if prediction.num_gpus > 1 else prediction.gpu.label
     requests = f"{asked.num_requests} request{'s' if asked.num_requests > 1 else ''}"
     decode = f", then {units.human('_s', prediction.decode_step_s.median)} a step" if prediction.decode_steps else ""
-    room = "" if prediction.fits else f"; it does not fit, by {_bytes(prediction.memory.missing_bytes)} a GPU{_would_fit(prediction)}"
     return (
         f"{prediction.model.name} on {where} answers {requests} in {units.human('_s', prediction.total_s.median)}: first token after "
-        f"{units.human('_s', prediction.prefill_s.median)}{decode}, {_rate(prediction.output_tokens_per_s.median)} tokens/s{room}."
+        f"{units.human('_s', prediction.prefill_s.median)}{decode}, {_rate(prediction.output_tokens_per_s.median)} tokens/s"
+        f"{misfit(prediction.memory)}."
     )
-
-
-def _would_fit(prediction: Prediction) -> str:
-    choices = [" ".join(f"--{name} {value}" for name, value in choice.items()) for choice in prediction.memory.would_fit]
-    return f": {' or '.join(choices)} would" if choices else ""
 
 
 def _headline(prediction: Prediction) -> Grid:
@@ -178,19 +178,21 @@ def _headline(prediction: Prediction) -> Grid:
     rows = [
         ("prefill", str(prediction.prefill_s), f"{sum(prediction.batch.input_tokens):,} tokens; time to first token"),
         ("decode step", str(prediction.decode_step_s) if steps else "-", f"median of {steps:,} steps"),
-        ("total", str(prediction.total_s), "prefill and all decode steps"),
+        ("total", str(prediction.total_s), "prefill and all decode steps; in brackets 80 % intervals"),
         ("throughput", f"{_rate(rate.median)} ({_rate(rate.low)}-{_rate(rate.high)}) tokens/s", "output tokens of all requests / total"),
         ("memory", f"{_bytes(memory.total_bytes)} of {_bytes(memory.capacity_bytes)}", f"a GPU: {used}"),
         ("fits", "yes" if prediction.fits else "no", f"{prediction.node or prediction.gpu.id}, {prediction.engine}{_room(prediction)}"),
-        ("basis", prediction.basis, "what the numbers rest on; in brackets the 80 % interval"),
+        ("basis", prediction.basis, f"the weakest; {basis_words(prediction.basis_shares)}"),
         *([("profile", prediction.profile.id, prediction.profile.words)] if prediction.profile else []),
     ]
-    return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
+    return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",), wraps="meaning")
 
 
 def _room(prediction: Prediction) -> str:
     memory = prediction.memory
-    if memory.largest_batch is None or not memory.fits:
+    if not memory.fits:
+        return other_choices(memory)
+    if memory.largest_batch is None:
         return ""
     return f"; at most {memory.largest_batch:,} such requests, or {memory.largest_context or 0:,} tokens each"
 

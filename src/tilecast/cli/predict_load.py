@@ -3,12 +3,14 @@
 from typing import Any
 
 from tilecast import hardware, units
+from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.output import say
 from tilecast.cli.ranges import is_comparison, numbers
 from tilecast.engines.predict import Interval, Part
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
 from tilecast.serving.load import LoadPrediction, predict_load
+from tilecast.workloads.aggregate import basis_words
 
 MOST_SHOWN = 12
 FULL = ("phase", "part", "launches", "time", "share", "bound", "efficiency", "basis", "kernel")
@@ -32,7 +34,10 @@ def report_of(
     if note := hardware.resolution_note(gpu):
         say(note)
     if batch is not None:  # the largest batch that the engine may run
-        given["engine_settings"] = {"most_running_requests": numbers("--batch", batch)[0], **(given.get("engine_settings") or {})}
+        largest = numbers("--batch", batch)[0]
+        if largest < 1:
+            raise InvalidInput(f"--batch {batch} must be at least 1: it limits how many requests run")
+        given["engine_settings"] = {"most_running_requests": largest, **(given.get("engine_settings") or {})}
     asked = {"tp": tp, "concurrency": users, **given, "requests": requests, "overrides": overrides or None}
     found = predict_load(model, gpu, **asked)
     for warning in found.warnings:
@@ -56,12 +61,12 @@ def report_of(
 
 def _answer(found: LoadPrediction) -> str:
     where = f"{found.num_gpus} x {found.gpu.label}" if found.num_gpus > 1 else found.gpu.label
-    room = "" if found.fits else f"; it does not fit, by {units.human('_bytes', found.memory.missing_bytes)} a GPU"
+    tokens = f", then {units.human('_s', found.tpot_s.median)} a token" if found.decode_steps else ""
     users = f"{found.concurrency:,} user{'s' if found.concurrency > 1 else ''}"
     return (
         f"{found.model.name} on {where} under {found.engine} serves {users} with a first token after "
-        f"{units.human('_s', found.ttft_s.median)}, then {units.human('_s', found.tpot_s.median)} a token: "
-        f"{units.significant(found.output_tokens_per_s_per_gpu.median)} tokens/s a GPU{room}."
+        f"{units.human('_s', found.ttft_s.median)}{tokens}: "
+        f"{units.significant(found.output_tokens_per_s_per_gpu.median)} tokens/s a GPU{misfit(found.memory)}."
     )
 
 
@@ -74,21 +79,23 @@ def _headline(found: LoadPrediction) -> Grid:
     def told(name: str) -> str:
         return ", ".join(f"{each} {units.human('_s', value)}" for each, value in more[f"{name}_percentiles"].items())
 
+    decodes = found.decode_steps > 0
     share = f"{100 * more['prefill_time_fraction']:.0f} %"
     used = f"{_bytes(found.memory.total_bytes)} of {_bytes(found.memory.capacity_bytes)}"
     rows = [
         ("time to first token", str(found.ttft_s), f"mean; {told('ttft_s')}; {units.human('_s', found.queue_s)} of it waiting to start"),
-        ("time per token", str(found.tpot_s), f"mean; {told('tpot_s')}"),
-        ("latency", str(found.total_s), "mean, from a request to its last token"),
+        ("time per token", str(found.tpot_s) if decodes else "-", f"mean; {told('tpot_s')}" if decodes else "requests have one token each"),
+        ("latency", str(found.total_s), "mean, from a request to its last token; in brackets 80 % intervals"),
         ("throughput", f"{rate(found.output_tokens_per_s)} tokens/s", f"output tokens; {rate(found.output_tokens_per_s_per_gpu)} a GPU"),
-        ("per user", f"{rate(found.output_tokens_per_s_per_user)} tokens/s", "once the first token is there"),
+        ("per user", f"{rate(found.output_tokens_per_s_per_user)} tokens/s" if decodes else "-", "once the first token is there"),
         ("running", f"{more['mean_running_requests']:.1f} of {found.concurrency:,}", "requests that decode, on average over time"),
         ("prompts", share, f"of the time in steps with prompts; {more['token_budget']:,} tokens each"),
-        ("memory", used, f"a GPU; cache for {more['kv_cache_tokens']:,} tokens"),
-        ("fits", "yes" if found.fits else "no", f"{found.node or found.gpu.id}, {found.engine}"),
-        ("basis", found.basis, "what the numbers rest on; in brackets the 80 % interval"),
+        ("memory", used, "a GPU" if found.model.is_encoder else f"a GPU; cache for {more['kv_cache_tokens']:,} tokens"),
+        ("fits", "yes" if found.fits else "no", f"{found.node or found.gpu.id}, {found.engine}{other_choices(found.memory)}"),
+        ("basis", found.basis, f"the weakest; {basis_words(found.basis_shares)}"),
+        *([("profile", found.profile.id, found.profile.words)] if found.profile else []),
     ]  # fmt: skip
-    return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
+    return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",), wraps="meaning")
 
 
 def _where(found: LoadPrediction, every: bool) -> Grid:

@@ -8,7 +8,6 @@ analytic, and at least its new bound.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -146,8 +145,14 @@ def _bound(way: Callable[[str, float], Times], fact: str) -> Callable[[float], T
 
 
 def _physics(price: Price) -> Price:
-    """The same prices without their correction, where that can be left out."""
-    return partial(price, learned=False) if price is predict_kernel else price
+    """The same prices without their correction, where that can be left out; what a profile adds is in the real prices."""
+    if price is not predict_kernel:
+        return price
+
+    def priced(kernel: Any, gpu: Any, **conditions: Any) -> Any:
+        return predict_kernel(kernel, gpu, learned=False, **{name: value for name, value in conditions.items() if name != "profile"})
+
+    return priced
 
 
 def _corrected_as(real: Sequence[Any], price: Price) -> Price:

@@ -136,9 +136,11 @@ def with_settings(found: Engine, settings: Mapping[str, object]) -> Engine:
         except ValueError:
             value = float("nan")
         least = 1 if isinstance(before, int) and before > 1 else 0
-        if not least <= value < float("inf") or (isinstance(before, int) and value != int(value)):
+        most = 1.0 if name.endswith("_fraction") else float("inf")
+        if not least <= value <= most or value == float("inf") or (isinstance(before, int) and value != int(value)):
             kind = "a whole number" if isinstance(before, int) else "a number"
-            raise InvalidInput(f"{asked} = {raw} must be {kind} of at least {least}")
+            limits = f"from {least} to 1" if most == 1.0 else f"of at least {least}"
+            raise InvalidInput(f"{asked} = {raw} must be {kind} {limits}")
         changed[name] = int(value) if isinstance(before, int) else value
     return replace(found, settings=changed)
 

@@ -1,6 +1,7 @@
 """Does it fit: what the fullest GPU holds, the largest batch and context that still would, and what else would fit when it does not."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from tilecast.workloads.parallelism import Shard, node_for, sharded
 from tilecast.workloads.quantisation import NAMES, requantised
 
 MOST_REQUESTS = 1 << 20
+GROWTH = (1, 2, 4, 8, 16, 32, 64)
 NARROWER = ("fp8", "nvfp4", "int4")  # in this order, where the GPU computes in them
 
 
@@ -81,10 +83,10 @@ def with_room(found: Memory, config: ModelConfig, shard: Shard, engine: Engine, 
 
         def fits(num_requests: int, prompt: int, caches: list[int]) -> bool:
             on_rank = -(-num_requests // shard.dp)
-            kept = max(held + on_rank * cache for held, cache in zip(weights, caches, strict=True))
+            kept, held = max((held + on_rank * cache, held) for held, cache in zip(weights, caches, strict=True))
             own, every = min(on_rank * prompt, most), min(num_requests * prompt, most * shard.dp)
             active = activations_bytes(short, shard, own, every, num_requests)
-            return kept + active + found.reserved_bytes <= found.capacity_bytes
+            return kept + active + round(reserved_bytes(engine, gpu, held + active)) <= found.capacity_bytes
 
         def caches_of(prompt: int) -> list[int]:
             return [_cache(config, shard, engine, Batch((prompt,), (osl,)), kv_dtype, kinds) for kinds in stages]
@@ -94,8 +96,16 @@ def with_room(found: Memory, config: ModelConfig, shard: Shard, engine: Engine, 
         longest = _largest(lambda prompt: fits(requests, prompt, caches_of(prompt)), limit)
         room["largest_context"] = longest + osl if longest else 0
     if not found.fits:
-        room["would_fit"] = tuple(_would_fit(config, shard, engine, gpu, batch, kv_dtype))
+        room["would_fit"] = (*would_fit(config, shard, engine, gpu, batch, kv_dtype), *_smaller(room, batch))
     return replace(found, **room)
+
+
+def _smaller(room: Mapping[str, Any], batch: Batch) -> Iterator[dict[str, Any]]:
+    """Fewer such requests, or where not even one has room, shorter prompts."""
+    if room.get("largest_batch"):
+        yield {"batch": room["largest_batch"]}
+    elif room.get("largest_context"):
+        yield {"isl": room["largest_context"] - batch.output_tokens[0]}
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
@@ -110,19 +120,54 @@ def _largest(holds: Callable[[int], bool], most: int) -> int:
     return low
 
 
-def _would_fit(config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, batch: Batch, kv_dtype: str) -> Iterator[dict[str, Any]]:
-    """More GPUs in the same format, then each narrower format on the fewest GPUs: what a user would try next."""
-    for quant in (None, *NARROWER):
-        held = NAMES[quant] if quant else None
+def would_fit(config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, batch: Batch, kv_dtype: str) -> Iterator[dict[str, Any]]:
+    """More GPUs in the same format, a narrower cache, then narrower formats where they save GPUs: what a user would try next."""
+
+    def fits(changed: ModelConfig, other: Shard, held: str = kv_dtype) -> bool:
+        return memory_of(changed, other, engine, gpu, batch, held).fits
+
+    def fewest(changed: ModelConfig) -> Shard | None:
+        return next((other for other in _larger(changed, shard, gpu) if fits(changed, other)), None)
+
+    found, least = fewest(config), math.inf
+    if found is not None:
+        least = found.num_gpus
+        yield _changes(shard, found)
+    if kv_dtype != "fp8" and not config.is_encoder and fits(config, shard, "fp8"):
+        yield {"kv_dtype": "fp8"}
+    for quant in NARROWER:
+        held = NAMES[quant]
         if held is not None and quantisation(held).compute.name not in gpu.tensor_flop_per_s:
             continue
-        changed = requantised(config, quant)
-        for tp in (shard.tp * factor for factor in (1, 2, 4, 8, 16, 32, 64)):
-            try:
-                box = node_for(gpu, tp, shard.node.id if shard.node else None, pp=shard.pp)
-                other = sharded(changed, tp, box, pp=shard.pp, ep=shard.ep, dp=shard.dp)
-            except InvalidInput:
-                continue
-            if memory_of(changed, other, engine, gpu, batch, kv_dtype).fits:
-                yield {**({"tp": tp} if tp != shard.tp else {}), **({"quant": quant} if quant else {})}
-                break
+        found = fewest(requantised(config, quant))
+        if found is not None and found.num_gpus < least:
+            least = found.num_gpus
+            yield {**_changes(shard, found), "quant": quant}
+
+
+def _changes(shard: Shard, other: Shard) -> dict[str, Any]:
+    return {name: getattr(other, name) for name in ("tp", "pp", "ep") if getattr(other, name) != getattr(shard, name)}
+
+
+def _larger(config: ModelConfig, shard: Shard, gpu: GpuSpec) -> Iterator[Shard]:
+    """The group itself, then larger ones that the model and the box allow, and at last the largest of them in several stages.
+
+    Experts go whole to more ranks where they cannot be cut further.
+    """
+    box, largest = shard.node.id if shard.node else None, shard
+    for factor in GROWTH:
+        if (other := _allowed(config, shard, gpu, shard.tp * factor, shard.pp, box)) is not None:
+            largest = other
+            yield other
+    for factor in GROWTH[1:]:
+        if (other := _allowed(config, shard, gpu, largest.tp, shard.pp * factor, box)) is not None:
+            yield other
+
+
+def _allowed(config: ModelConfig, shard: Shard, gpu: GpuSpec, tp: int, pp: int, box: str | None) -> Shard | None:
+    for ep in dict.fromkeys((shard.ep, tp)):
+        try:
+            return sharded(config, tp, node_for(gpu, tp, box, pp=pp), pp=pp, ep=ep, dp=shard.dp)
+        except InvalidInput:
+            continue
+    return None

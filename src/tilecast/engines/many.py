@@ -22,6 +22,7 @@ from tilecast.engines.predict import (
     _median_step,
     _prefill_host,
     _total,
+    check_context,
     predict,
     set_up,
 )
@@ -98,8 +99,9 @@ def _rate(tokens: float, time: Interval) -> Interval:
 
 
 def outcomes(
-    model: Any, gpu: Any, cases: Sequence[tuple[int, int, int]], *, tp: int = 1, price: Price = predict_kernel, **options: Any
-) -> list[Outcome]:
+    model: Any, gpu: Any, cases: Sequence[tuple[int, int, int]], *, tp: int = 1, allow_longer_context: bool = False,
+    price: Price = predict_kernel, **options: Any,
+) -> list[Outcome]:  # fmt: skip
     """The outcome of every (batch, isl, osl), in their order; `options` are those of `predict`.
 
     >>> one, two = outcomes("Qwen/Qwen3-8B", "h100-sxm", [(1, 512, 64), (64, 512, 64)])
@@ -107,16 +109,21 @@ def outcomes(
     True
     """
     options = {name: value for name, value in options.items() if value not in (None, False, 1)}  # those ask for nothing
-    if set(options) - {"engine", "engine_settings", "node", "kv_dtype", "overrides"}:
-        return [outcome_of(predict(model, gpu, tp=tp, batch=b, isl=i, osl=o, price=price, **options)) for b, i, o in cases]
+
+    def alone(batch: int, isl: int, osl: int) -> Outcome:
+        sizes: dict[str, Any] = {"tp": tp, "batch": batch, "isl": isl, "osl": osl, "allow_longer_context": allow_longer_context}
+        return outcome_of(predict(model, gpu, price=price, **sizes, **options))
+
+    if set(options) - {"engine", "engine_settings", "node", "quant", "kv_dtype", "ep", "overrides"}:
+        return [alone(*case) for case in cases]
     found = set_up(model, gpu, tp=tp, **options)
+    for case in cases:
+        check_context(found.config, Batch.uniform(*case), allow_longer_context)
     longest = most_tokens(found.engine, found.gpu)
     if any(b * i > longest for b, i, _ in cases):  # prefilled in several passes
-        short = iter(outcomes(model, gpu, [case for case in cases if case[0] * case[1] <= longest], tp=tp, price=price, **options))
-        return [
-            next(short) if b * i <= longest else outcome_of(predict(model, gpu, tp=tp, batch=b, isl=i, osl=o, price=price, **options))
-            for b, i, o in cases
-        ]
+        few = [case for case in cases if case[0] * case[1] <= longest]
+        short = iter(outcomes(model, gpu, few, tp=tp, allow_longer_context=allow_longer_context, price=price, **options))
+        return [next(short) if b * i <= longest else alone(b, i, o) for b, i, o in cases]
     batches = [Batch.uniform(*case) for case in cases]
     points = [evaluated_steps((osl,)) for _, _, osl in cases]
     prefills = _priced(found, "prefill", [[(batch, isl, isl)] for batch, isl, _ in cases], price)

@@ -38,7 +38,7 @@ from tilecast.workloads.memory import Memory
 from tilecast.workloads.model import ModelConfig, model_config
 from tilecast.workloads.operations import Operation
 from tilecast.workloads.parallelism import Shard, node_for, sharded
-from tilecast.workloads.quantisation import requantised
+from tilecast.workloads.quantisation import requantised, served
 
 HOST = "host"
 PIPELINE = "pipeline_wait"  # for other micro-batches
@@ -335,8 +335,8 @@ def set_up(
     kv_dtype: str | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Setup:
-    config = requantised(model_config(model), quant)
     spec = hardware.gpu(gpu, overrides)
+    config = served(requantised(model_config(model), quant), {*spec.tensor_flop_per_s, *spec.vector_flop_per_s})
     runs = with_settings(engine_named(engine), engine_settings) if engine_settings else engine_named(engine)
     _check_dtypes(config, spec, kv_dtype)
     shard = sharded(config, tp, pp=pp, ep=ep, dp=dp_attention)  # first what the model allows, then what the box does
@@ -375,7 +375,8 @@ def _check_dtypes(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> No
         computed = quantisation(name).compute.name
         if computed not in rates:
             what = "the dtype" if name == config.dtype else f"needed for {name}, the quantisation"
-            raise SpecError(f"{gpu.id} does not compute in {computed}, {what} of {config.name}; it has {', '.join(sorted(rates))}")
+            half = "; --quant fp16 (quant='fp16') predicts it in that" if name == config.dtype == "bf16" and "fp16" in rates else ""
+            raise SpecError(f"{gpu.id} does not compute in {computed}, {what} of {config.name}; it has {', '.join(sorted(rates))}{half}")
     if kv_dtype is not None and dtype(kv_dtype).name not in ("fp8", config.dtype):
         raise InvalidInput(f"kv_dtype = {kv_dtype} must be fp8 or the model's own {config.dtype}")
 
@@ -383,18 +384,24 @@ def _check_dtypes(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> No
 def check_context(config: ModelConfig, batch: Batch, allow_longer: bool) -> None:
     if config.is_encoder and max(batch.output_tokens) > 1:
         raise InvalidInput(f"osl = {max(batch.output_tokens)}: {config.name} is an encoder and says nothing; give osl = 1")
-    if config.max_context is not None and batch.longest_context > config.max_context and not allow_longer:
+    longest = _longest(config, batch)
+    if config.max_context is not None and longest > config.max_context and not allow_longer:
         raise InvalidInput(
-            f"{batch.longest_context:,} tokens of context are beyond the {config.max_context:,} of {config.name}; "
+            f"{longest:,} tokens of context are beyond the {config.max_context:,} of {config.name}; "
             "--allow-longer-context (allow_longer_context=True) predicts it all the same"
         )
+
+
+def _longest(config: ModelConfig, batch: Batch) -> int:
+    """Tokens that the model must have places for; an encoder adds none to what it reads."""
+    return max(batch.input_tokens) if config.is_encoder else batch.longest_context
 
 
 def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | None) -> tuple[str, ...]:
     """What is answered all the same, but should be known."""
     found = list(config.notes)
-    if config.max_context is not None and batch.longest_context > config.max_context:
-        found.append(f"{batch.longest_context:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
+    if config.max_context is not None and (longest := _longest(config, batch)) > config.max_context:
+        found.append(f"{longest:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
     if node is not None and node.gpu != gpu.id:
         found.append(f"{node.id} holds {node.gpu}, not {gpu.id}: only its links are used")
     return tuple(found)

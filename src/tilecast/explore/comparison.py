@@ -11,6 +11,7 @@ from tilecast.errors import InvalidInput, TilecastError
 from tilecast.workloads.model import model_config
 
 DEFAULT = "output_tokens_per_s_per_gpu"
+OF_DECODE = ("output_tokens_per_s_per_user", "tpot_s", "decode_step_s")  # figures that a single output token does not have
 BEST_OF_EACH = "The best batch of each"  # title of the table, which the page shows as bars
 CHUNK = 1024  # configurations priced between two reports of progress
 Progress = Callable[[int, int], None]
@@ -146,6 +147,9 @@ def compare(
     if requests is None and (not batches or isl is None or osl is None):
         raise InvalidInput("give batches, isl and osl, or requests")
     assert requests is not None or (isl is not None and osl is not None)
+    longest = max((pair[1] for pair in requests), default=0) if requests is not None else osl
+    if longest == 1 and by in OF_DECODE:
+        raise InvalidInput(f"--by {by}: one output token needs no decode step; compare by ttft_s or total_s, or ask for more tokens")
     cases = [(batch, isl, osl) for batch in dict.fromkeys(batches) if isl is not None and osl is not None] if requests is None else []
     total = len(groups) * max(1, len(cases))
     found, refusals = list[Outcome](), list[tuple[Refusal, TilecastError]]()

@@ -13,13 +13,14 @@ from tilecast.markup import html_table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A table of text. Columns named in `spare` may be left out on a narrow terminal, the last one first."""
+    """A table of text. On a narrow terminal the column that `wraps` is broken into lines, and those in `spare` go, the last first."""
 
     columns: tuple[str, ...]
     rows: Sequence[Sequence[str]]
     title: str = ""
     right: frozenset[str] = frozenset()  # columns of numbers
     spare: tuple[str, ...] = ()
+    wraps: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.engines.fit import memory_of
+from tilecast.engines.fit import memory_of, would_fit
 from tilecast.engines.predict import Interval, Part, Setup, _sizes, _warnings, check_context, set_up
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
@@ -155,6 +155,12 @@ class LoadPrediction:
         return self.load.cost.basis
 
     @property
+    def basis_shares(self) -> dict[str, float]:
+        """The share of the busy time that rests on each basis, strongest first."""
+        shares = {basis: sum(part.share_fraction for part in self.breakdown if part.basis == basis) for basis in BASES}
+        return {basis: share for basis, share in shares.items() if share}
+
+    @property
     def decode_steps(self) -> int:
         return int(self.load.plan.output_tokens.max()) - 1
 
@@ -191,6 +197,7 @@ class LoadPrediction:
             "memory": self.memory.to_dict(),
             "fits": self.fits,
             "basis": self.basis,
+            "basis_shares": self.basis_shares,
             "serving": self.serving(),
             "breakdown": [part.to_dict() for part in self.breakdown],
             "inputs": dict(self.inputs),
@@ -270,6 +277,9 @@ def predict_load(
     memory = replace(memory, activations_bytes=active)
     if len(counted) > 1:  # an engine never takes in more than its cache holds; one request must fit
         memory = replace(memory, kv_cache_bytes=memory.kv_cache_bytes - min(memory.kv_cache_bytes, memory.missing_bytes))
+    if not memory.fits:
+        choices = would_fit(found.config, found.shard, found.engine, found.gpu, running, found.kv_dtype)
+        memory = replace(memory, would_fit=tuple(choices))
     said = {"isl": isl, "osl": osl} if requests is None else {"requests": [list(pair) for pair in asked]}
     return LoadPrediction(
         model=found.config, gpu=found.gpu, engine=found.engine.name, num_gpus=found.shard.num_gpus,
@@ -282,8 +292,17 @@ def predict_load(
             **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
             **({"profile": measured.told()} if measured else {}),
         },
-        warnings=_warnings(found.config, lengths, found.gpu, found.node), profile=measured,
+        warnings=(*_warnings(found.config, lengths, found.gpu, found.node), *_too_long(policy, asked, found.engine.name)), profile=measured,
     )  # fmt: skip
+
+
+def _too_long(policy: Policy, asked: Sequence[Lengths], engine: str) -> list[str]:
+    """An engine that takes prompts whole refuses one that no step has room for; it is predicted as a step of its own."""
+    longest = max(pair[0] for pair in asked)
+    if policy.chunks or longest <= policy.token_budget:
+        return []
+    room = f"prompts of {longest:,} tokens are more than the {policy.token_budget:,} of a step"
+    return [f"{room}, which {engine} takes only when it may cut them: --engine-set chunks_prompts=1; here they get a step of their own"]
 
 
 def _asked(isl: int | None, osl: int | None, requests: Sequence[Lengths] | None) -> list[Lengths]:

@@ -77,6 +77,10 @@ class Experts:
     bias: bool = False  # on the experts and the router
     correction_bias: bool = False  # one number per expert that only the choice looks at
 
+    def __post_init__(self) -> None:
+        if self.topk > self.num_experts:
+            raise InvalidInput(f"num_experts_per_tok = {self.topk} exceeds the number of experts, {self.num_experts}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:

@@ -129,7 +129,8 @@ def node_for(gpu: GpuSpec, num_gpus: int, name: str | None = None, *, pp: int = 
     if name is None and node.num_gpus < num_gpus <= MOST_CARDS:
         node = hardware.default_node(gpu)
     if num_gpus > node.num_gpus:
-        raise InvalidInput(f"tp = {num_gpus} is more GPUs than {node.id} has: {node.num_gpus}")
+        more = "; pp puts stages into boxes of their own" if node.network_bytes_per_s is not None else ""
+        raise InvalidInput(f"tp = {num_gpus} is more GPUs than {node.id} has: {node.num_gpus}{more}")
     if num_gpus * pp > node.num_gpus and node.network_bytes_per_s is None:
         asked = f"tp = {num_gpus} x pp = {pp}"
         raise InvalidInput(f"{asked} is more GPUs than {node.id} has, {node.num_gpus}, and no network between such boxes is known")

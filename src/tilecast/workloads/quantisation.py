@@ -12,9 +12,10 @@ from typing import Any
 from tilecast.errors import InvalidInput, UnknownName
 from tilecast.workloads.model import ModelConfig, Precision
 
-# What a user may ask for -> the quantisation of linear layers and experts.
+# What a user may ask for -> the quantisation of linear layers and experts; None: the model's own dtype, which is then the one named.
 NAMES = {
-    "bf16": None, "fp8": "fp8", "fp8_block": "fp8_block", "int8": "int8", "int4": "int4_wo", "nvfp4": "nvfp4", "mxfp4": "w4a16_mxfp4",
+    "bf16": None, "fp16": None, "fp8": "fp8", "fp8_block": "fp8_block", "int8": "int8", "int4": "int4_wo", "nvfp4": "nvfp4",
+    "mxfp4": "w4a16_mxfp4",
 }  # fmt: skip
 FP8_KV = ("fp8", "fp8_e4m3", "fp8_e5m2")
 # A module of each kind of weight in a middle layer, under the names checkpoints use.
@@ -36,7 +37,18 @@ def asked_precision(name: str) -> Precision:
 
 
 def requantised(config: ModelConfig, quant: str | None) -> ModelConfig:
-    return config if quant is None else replace(config, precision=asked_precision(quant))
+    if quant is None:
+        return config
+    precision = asked_precision(quant)
+    return replace(config, precision=precision, dtype=config.dtype if NAMES[quant] else quant)
+
+
+def served(config: ModelConfig, formats: Iterable[str]) -> ModelConfig:
+    """As engines load it on a GPU that computes in `formats`: a checkpoint in 32 bits is cast to 16, whatever its config.json says."""
+    if config.dtype != "fp32":
+        return config
+    dtype = "bf16" if "bf16" in formats else "fp16"
+    return replace(config, dtype=dtype, notes=(*config.notes, f"the checkpoint is in fp32; engines cast it to {dtype}, as is predicted"))
 
 
 def read_precision(table: Mapping[str, Any], num_layers: int) -> tuple[Precision, str | None]:
@@ -66,9 +78,9 @@ def _held(method: str, given: Mapping[str, Any]) -> str:
             return "fp8_block"
         return "fp8_static" if given.get("activation_scheme") == "static" else "fp8"
     if method in ("awq", "gptq", "gptq_marlin", "awq_marlin", "auto-round"):
-        bits = int(given.get("bits") or given.get("w_bit") or 4)
+        bits = given.get("bits") or given.get("w_bit") or 4
         if bits not in (4, 8):
-            raise InvalidInput(f"quantization_config: {method} with {bits} bits is not supported; 4 and 8 are")
+            raise InvalidInput(f"quantization_config: {method} with {bits!r} bits is not supported; 4 and 8 are")
         return "int4_wo" if bits == 4 else "int8_wo"
     if method == "mxfp4":
         return "w4a16_mxfp4"
@@ -85,10 +97,18 @@ def _held(method: str, given: Mapping[str, Any]) -> str:
     )
 
 
+def _table(given: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    """A table inside another; empty where it is left out."""
+    inner = given.get(field) or {}
+    if not isinstance(inner, Mapping):
+        raise InvalidInput(f"quantization_config: {field} = {inner!r} must be a table")
+    return inner
+
+
 def _compressed(given: Mapping[str, Any]) -> str:
-    groups = given.get("config_groups")
-    group: Mapping[str, Any] = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
-    weights, activations = group.get("weights") or {}, group.get("input_activations") or {}
+    groups = _table(given, "config_groups")
+    group = _table(groups, next(iter(groups))) if groups else {}
+    weights, activations = _table(group, "weights"), _table(group, "input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type", "int")
     if bits == 4:
         return "nvfp4" if kind == "float" and activations else "int4_wo"
@@ -110,7 +130,10 @@ def _matches(pattern: str, path: str) -> bool:
     """A regular expression behind `re:`, a shell pattern, or a module's path; each may also name what contains the module."""
     path = path.removeprefix("model.")
     if pattern.startswith("re:"):
-        return re.match(pattern[3:], f"model.{path}") is not None
+        try:
+            return re.match(pattern[3:], f"model.{path}") is not None
+        except re.error as problem:
+            raise InvalidInput(f"quantization_config: {pattern!r} is no regular expression: {problem}") from None
     pattern = re.sub(r"^(model\.language_model\.|language_model\.model\.|language_model\.|model\.)", "", pattern)
     if "*" in pattern:
         return fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}.*")

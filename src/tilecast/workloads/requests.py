@@ -15,6 +15,10 @@ def read_requests(path: str | Path) -> list[tuple[int, int]]:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             header = [name.strip() for name in reader.fieldnames or []]
+            if not header:
+                raise InvalidInput(f"{path} is empty; it must start with the line input_tokens,output_tokens")
+            if twice := [name for name in COLUMNS if header.count(name) > 1]:
+                raise InvalidInput(f"{path} has the column {twice[0]} more than once")
             if missing := [name for name in COLUMNS if name not in header]:
                 raise InvalidInput(f"{path} lacks the column {missing[0]}; it must start with the line input_tokens,output_tokens")
             reader.fieldnames = header
@@ -35,6 +39,8 @@ def unused_columns(path: str | Path) -> list[str]:
 
 
 def _request(row: dict[str, str | None], path: str | Path, line: int) -> tuple[int, int]:
+    if any(extra := row.get(None) or []):  # type: ignore[call-overload]  # where DictReader keeps cells without a column
+        raise InvalidInput(f"{path} line {line}: {', '.join(extra)} stands behind the last column")
     asked, given = (_tokens(row, name, path, line) for name in COLUMNS)
     return asked, given
 

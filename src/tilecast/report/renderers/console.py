@@ -10,6 +10,7 @@ from rich.text import Text
 from tilecast import palette
 from tilecast.report.record import Grid, Report, versions
 
+NARROWEST = 32  # columns of a text that wraps
 FILE_WIDTH = 200  # when stdout is a file or a pipe, no terminal limits the width
 
 
@@ -52,6 +53,8 @@ def _show_grid(console: Console, grid: Grid) -> None:
 def _fitting(grid: Grid, width: int) -> tuple[list[str], list[str]]:
     """The columns that fit, and the spare ones that had to go."""
     widest = {name: max([len(name), *(len(row[place]) for row in grid.rows)]) for place, name in enumerate(grid.columns)}
+    if grid.wraps:
+        widest[grid.wraps] = min(widest[grid.wraps], NARROWEST)
     columns, hidden = list(grid.columns), list[str]()
     for name in reversed(grid.spare):
         if sum(widest[kept] + 2 for kept in columns) - 2 <= width:

@@ -8,6 +8,7 @@ from tilecast import units
 from tilecast.report.record import Grid, Report
 from tilecast.report.renderers import page as pages
 from tilecast.report.renderers.svg import Axis, Series, axis, chart
+from tilecast.workloads.aggregate import basis_words
 
 PHASES = {"prefill": "Prefill", "decode": "One decode step (mean)"}
 MEMORY = {
@@ -48,7 +49,7 @@ def seconds(value: float) -> str:
 
 def _asked(found: Mapping[str, Any]) -> str:
     room = "fits" if found["fits"] else "does not fit in memory"
-    return f"<p class='soft'>basis {escape(found['basis'])} · {room}</p>"
+    return f"<p class='soft'>basis: {escape(basis_words(found['basis_shares']))} of the time · {room}</p>"
 
 
 def _split(text: str) -> tuple[str, str]:

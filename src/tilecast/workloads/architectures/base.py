@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tilecast.workloads.quantisation import read_precision
 FOLDER = Path(__file__).parent
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 MOST = 1 << 40
+MOST_LAYERS = 10_000
 # Fields that give away what a model does -> how we call it. What an architecture does not read, it must not be asked to guess.
 TRAITS = {
     "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_moe_experts"),
@@ -34,6 +36,7 @@ TRAITS = {
 NEAREST = {
     ("experts", "latent attention"): "deepseek", ("latent attention",): "deepseek", ("experts",): "qwen3_moe", (): "llama",
 }  # fmt: skip
+WITH_EXPERTS = ("glm4_moe", "gpt_oss", "llama4", "minimax_m2", "mixtral", "qwen2_moe", "qwen3_moe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +82,22 @@ def _unknown(name: str, table: Mapping[str, Any]) -> str:
     found = [trait for trait, names in TRAITS.items() if any(fields.get(field) not in (None, 0, False, []) for field in names)]
     has = [trait for trait in found if trait in ("experts", "latent attention")]
     lacking = [trait for trait in found if trait not in has]
-    nearest = NEAREST[tuple(has)]
-    what = f"it has {' and '.join(found)}, " if found else "it looks like a dense decoder, "
+    nearest = _nearest(name, has)
+    kind = "an encoder" if nearest == "bert" else "a dense decoder"
+    what = f"it has {' and '.join(found)}, " if found else f"it looks like {kind}, "
     why = f"of which {' and '.join(lacking)} cannot be modelled yet" if lacking else "but whether anything else differs is not known"
     more = f"{len(architectures())} architectures are, see docs/models.md"
     return f"architecture {name!r} is not known: {what}{why}; the nearest family is {nearest} ({more})"
+
+
+def _nearest(name: str, has: Sequence[str]) -> str:
+    """The family of such parts whose class names begin like this one; where none does, the plainest of them."""
+    kin = {known: entry.read.__module__.rpartition(".")[2] for known, entry in architectures().items()}
+    alike = {known: family for known, family in kin.items() if (family in WITH_EXPERTS) == ("experts" in has) and family != "deepseek"}
+    in_common = {known: sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(known, name, strict=False))) for known in alike}
+    best = max(alike, key=lambda known: in_common[known])
+    is_kin = "latent attention" not in has and in_common[best] >= 3
+    return alike[best] if is_kin else NEAREST[tuple(has)]
 
 
 # ---- reading a config --------------------------------------------------------------------------------------------
@@ -96,9 +110,24 @@ def size(table: Mapping[str, Any], field: str, default: int | None = None, *othe
         if default is None:
             raise InvalidInput(f"{field} is missing")
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
-        raise InvalidInput(f"{field} = {value!r} must be a whole number of at least 1")
+    most = MOST_LAYERS if field in ("num_hidden_layers", "n_layer") else MOST
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        limits = f"of at least 1{f' and at most {most:,}' if isinstance(value, int) and value > most else ''}"
+        raise InvalidInput(f"{field} = {value!r} must be a whole number {limits}")
     return value
+
+
+def count(table: Mapping[str, Any], field: str) -> int:
+    """A whole number that may be zero, and is where the config leaves it out."""
+    return size(table, field) if table.get(field) else 0
+
+
+def indices(table: Mapping[str, Any], field: str) -> tuple[int, ...]:
+    """A list of whole numbers, such as layers or flags; empty where the config leaves it out."""
+    given = table.get(field) or []
+    if not isinstance(given, list | tuple) or not all(isinstance(entry, int) for entry in given):
+        raise InvalidInput(f"{field} = {given!r} must be a list of whole numbers")
+    return tuple(given)
 
 
 def optional(table: Mapping[str, Any], field: str) -> int | None:

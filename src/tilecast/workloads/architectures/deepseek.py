@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilecast.errors import InvalidInput
-from tilecast.workloads.architectures.base import Architecture, decoder, optional, refuse, size, text_notes, text_part
+from tilecast.workloads.architectures.base import Architecture, count, decoder, optional, refuse, size, text_notes, text_part
 from tilecast.workloads.model import Experts, LatentAttention, Layer, Mlp, ModelConfig
 
 NAMES = ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "KimiK25ForConditionalGeneration")
@@ -32,11 +32,11 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
         num_experts=size(text, "n_routed_experts"),
         topk=size(text, "num_experts_per_tok"),
         width=width,
-        shared_width=width * (text.get("n_shared_experts") or 0),
+        shared_width=width * count(text, "n_shared_experts"),
         correction_bias=text.get("topk_method") == "noaux_tc",
     )
     plain = Mlp(width=size(text, "intermediate_size"))
-    first, every = text.get("first_k_dense_replace") or 0, size(text, "moe_layer_freq", 1)
+    first, every = count(text, "first_k_dense_replace"), size(text, "moe_layer_freq", 1)
     layers = [
         Layer(attention=attention, mlp=experts if index >= first and index % every == 0 else plain)
         for index in range(size(text, "num_hidden_layers"))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.workloads.architectures.base import Architecture, attention_heads, decoder, size
+from tilecast.workloads.architectures.base import Architecture, attention_heads, count, decoder, size
 from tilecast.workloads.model import Experts, Layer, Mlp, ModelConfig
 
 NAME = "Glm4MoeForCausalLM"
@@ -18,12 +18,12 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
         num_experts=size(table, "n_routed_experts"),
         topk=size(table, "num_experts_per_tok"),
         width=width,
-        shared_width=width * (table.get("n_shared_experts") or 0),
+        shared_width=width * count(table, "n_shared_experts"),
         correction_bias=True,
     )
-    plain, first = Mlp(width=size(table, "intermediate_size")), table.get("first_k_dense_replace") or 0
-    count = size(table, "num_hidden_layers")
-    return decoder(table, name, NAME, [Layer(attention=attention, mlp=plain if index < first else experts) for index in range(count)])
+    plain, first = Mlp(width=size(table, "intermediate_size")), count(table, "first_k_dense_replace")
+    layers = size(table, "num_hidden_layers")
+    return decoder(table, name, NAME, [Layer(attention=attention, mlp=plain if index < first else experts) for index in range(layers)])
 
 
 ARCHITECTURE = Architecture(names=(NAME,), read=read)

@@ -6,7 +6,7 @@ A chunk is modelled as a window of its length: exact up to one chunk, and up to 
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.workloads.architectures.base import Architecture, attention_heads, decoder, optional, size, text_notes, text_part
+from tilecast.workloads.architectures.base import Architecture, attention_heads, decoder, indices, optional, size, text_notes, text_part
 from tilecast.workloads.model import Experts, Layer, Mlp, ModelConfig
 
 NAMES = ("Llama4ForConditionalGeneration", "Llama4ForCausalLM")
@@ -20,7 +20,7 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     norms = {"qk_norm": "head" if text.get("use_qk_norm", True) else None, "qk_norm_weights": False}
     local = attention_heads(text, window=chunk, **norms)
     everything = attention_heads(text, rope=False, scales_queries=bool(text.get("attn_temperature_tuning", True)))
-    given = text.get("no_rope_layers") or []
+    given = indices(text, "no_rope_layers")
     has_rope = [bool(flag) for flag in given] if len(given) == count else [(index + 1) % FULL_EVERY != 0 for index in range(count)]
     experts = Experts(num_experts=size(text, "num_local_experts"), topk=size(text, "num_experts_per_tok"), width=width, shared_width=width)
     plain, step = Mlp(width=size(text, "intermediate_size_mlp", width)), size(text, "interleave_moe_layer_step", 1)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.workloads.architectures.base import Architecture, attention_heads, decoder, refuse, size, text_notes, text_part
+from tilecast.workloads.architectures.base import Architecture, attention_heads, decoder, indices, refuse, size, text_notes, text_part
 from tilecast.workloads.model import Experts, Layer, Mlp, ModelConfig
 
 NAMES = ("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration")
@@ -11,7 +11,7 @@ NAMES = ("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration")
 
 def sparse_layers(table: Mapping[str, Any], num_layers: int) -> list[bool]:
     """Which layers route: all but `mlp_only_layers` and those between the steps of `decoder_sparse_step`."""
-    dense, step = table.get("mlp_only_layers") or (), size(table, "decoder_sparse_step", 1)
+    dense, step = indices(table, "mlp_only_layers"), size(table, "decoder_sparse_step", 1)
     return [index not in dense and (index + 1) % step == 0 for index in range(num_layers)]
 
 
