@@ -44,6 +44,12 @@ def test_a_product_that_does_not_fit_is_refused():
         launches(node("mm", [tensor(4, 5), tensor(6, 7)], [tensor(4, 7)]))
 
 
+@pytest.mark.parametrize("op", ["mm", "addmm", "convolution", "_softmax", "embedding", "_scaled_dot_product_flash_attention"])
+def test_an_operator_without_its_shapes_is_one_sentence(op):
+    with pytest.raises(InvalidInput, match=f"aten.{op} of .* lacks a shape or an option it needs"):
+        launches(node(op, [tensor(4)], [tensor(4)], options=(("dim", 3),)))
+
+
 def test_views_and_empty_results_run_nothing():
     assert launches(node("view", [tensor(4, 8)], [tensor(32)], is_view=True)) == ()
     assert launches(node("mul", [tensor(0, 8)], [tensor(0, 8)])) == ()

@@ -179,6 +179,33 @@ def test_a_saved_graph_is_a_model(tilecast, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--mode training", "mode = 'training' does not fit made: it was traced for inference"),
+        ("--dtype bf16", "dtype = 'bf16' does not fit made: it was traced in fp32; allowed: fp32, tf32"),
+        ("--batch 7", "batch = 7 does not fit made: the graph was traced with the sizes of its example inputs"),
+        ("--seq 7", "seq = 7 does not fit made"),
+        ("--attention sdpa", "attention = 'sdpa' does not fit made"),
+    ],
+)
+def test_what_a_traced_graph_already_is_cannot_be_asked_otherwise(tilecast, tmp_path, line, said):
+    made().save(tmp_path / "made.graph.json")
+    result = tilecast("step", str(tmp_path / "made.graph.json"), "--gpu", "h100-sxm", *line.split())
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+
+
+def test_a_traced_graph_keeps_its_own_format_and_may_run_as_tf32():
+    tensor = TensorShape("bf16", (512, 512))
+    product = Node("aten.mm", "forward", (tensor, tensor), (tensor,))
+    graph = OpGraph(name="made", mode="inference", segments=(Segment(1, (product,)),), parameters=((tensor, 1),))
+    found = predict_step(graph, "h100-sxm")
+    assert found.inputs["dtype"] == "bf16"
+    assert found.mfu == pytest.approx(2 * 512**3 / (found.step_s.median * 989.4e12), rel=1e-3)
+    assert predict_step(made(), "h100-sxm", dtype="tf32").inputs["dtype"] == "tf32"
+
+
+@pytest.mark.parametrize(
     ("line", "said", "code"),
     [
         ("step GPT2-Large --gpu l4 --batch 0 --seq 128", "batch = 0 must be a whole number", 2),

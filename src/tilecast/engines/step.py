@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tilecast import hardware
@@ -70,10 +71,10 @@ def predict_step(
     model: Any,
     gpu: str | GpuSpec,
     *,
-    mode: str = "inference",
+    mode: str | None = None,
     batch: int | None = None,
     seq: int | None = None,
-    dtype: str = "fp32",
+    dtype: str | None = None,
     runtime: str = "eager",
     attention: str | None = None,
     dp: int = 1,
@@ -97,8 +98,10 @@ def predict_step(
 ) -> StepPrediction:
     """How long one step takes. `model` is a bundled id, a config.json, a saved graph's file, or an OpGraph from `tilecast.trace`.
 
-    `batch` is the global batch; a traced graph is what one GPU does of one micro-batch. Without an optimizer nothing clears the gradients,
-    so each is added to what is there; with one they are set to None, as PyTorch does by default, and only further micro-batches add.
+    `mode` is inference (the default) or training, `dtype` fp32 (the default), tf32, bf16, fp16 or amp, `batch` the global batch. A traced
+    graph is what one GPU does of one micro-batch, and has its mode, format and sizes already: what is said of them here must agree.
+    Without an optimizer nothing clears the gradients, so each is added to what is there; with one they are set to None, as PyTorch does by
+    default, and only further micro-batches add.
     `recompute` is True or "full" (every layer runs forward again) or "selective" (what lies between the products of attention does).
     `price` stands in for `predict_kernel`: other weights. `draw` keeps the time line for a trace.
     """
@@ -118,10 +121,10 @@ def predict_layouts(
     gpu: str | GpuSpec,
     layouts: Iterable[Layout],
     *,
-    mode: str = "training",
+    mode: str | None = None,
     batch: int | None = None,
     seq: int | None = None,
-    dtype: str = "bf16",
+    dtype: str | None = None,
     runtime: str = "eager",
     attention: str | None = None,
     recompute: bool | str = False,
@@ -137,13 +140,17 @@ def predict_layouts(
     spec = hardware.gpu(gpu, overrides)
     if runtime not in RUNTIMES:
         raise InvalidInput(f"runtime = {runtime!r} must be one of {', '.join(RUNTIMES)}")
-    if dtype not in DTYPES:
+    if dtype not in (None, *DTYPES):
         raise InvalidInput(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
+    graph = _given_graph(model)
+    if graph is not None:
+        mode, dtype = _agreed(graph, mode=mode, seq=seq, dtype=dtype, attention=attention)
     if recompute not in (False, True, *RECOMPUTE):
         raise InvalidInput(f"recompute = {recompute!r} must be one of {', '.join(RECOMPUTE)}")
     rule = _optimizer(optimizer)
     asked = Question(
-        model=model, gpu=spec, mode=mode, batch=batch, seq=seq, dtype=dtype, runtime=runtime, attention=attention,
+        model=graph or model, gpu=spec, mode=mode or "inference", batch=batch, seq=seq, dtype=dtype or "fp32", runtime=runtime,
+        attention=attention,
         recompute="full" if recompute is True else recompute, optimizer=optimizer, price=price or partial(predict_kernel, learned=learned),
     )  # fmt: skip
     if network_bytes_per_s is not None and not network_bytes_per_s > 0:
@@ -217,8 +224,11 @@ def _inputs(asked: Question, layout: Layout, graph: OpGraph) -> dict[str, Any]:
 def _graph(asked: Question, layout: Layout) -> OpGraph:
     """What one replica does of one micro-batch."""
     model = asked.model
-    if isinstance(model, OpGraph) or str(model).endswith(".graph.json"):
-        graph = model if isinstance(model, OpGraph) else load_graph(str(model))
+    if isinstance(model, OpGraph):
+        graph = model
+        if asked.batch is not None and (graph.batch is None or layout.micro_batch(asked.batch) != graph.batch):
+            has = f"{graph.batch} texts on each GPU and in each micro-batch" if graph.batch else "the sizes of its example inputs"
+            raise InvalidInput(f"batch = {asked.batch} does not fit {graph.name}: the graph was traced with {has}")
         if asked.recompute and not graph.recompute:
             graph = renamed(graph, segments=recomputed(graph.segments, str(asked.recompute)), recompute=True)
     else:
@@ -234,6 +244,32 @@ def _graph(asked: Question, layout: Layout) -> OpGraph:
     if layout.micro_batches > 1 and graph.mode != "training" and layout.pp == 1:
         raise InvalidInput("micro_batches is for training: an inference pass has one")
     return graph
+
+
+def _given_graph(model: Any) -> OpGraph | None:
+    """The graph that `model` is, or the file it names holds."""
+    if hasattr(model, "named_parameters"):
+        raise InvalidInput("model is a torch module: trace it first, tilecast.step(tilecast.trace(module, example_inputs), ...)")
+    if not isinstance(model, OpGraph | str | Path | Mapping):
+        raise InvalidInput(f"model is a {type(model).__name__} and must be an id, a config, a file or a traced graph")
+    if isinstance(model, OpGraph):
+        return model
+    return load_graph(str(model)) if isinstance(model, str | Path) and str(model).endswith(".graph.json") else None
+
+
+def _agreed(graph: OpGraph, *, mode: str | None, seq: int | None, dtype: str | None, attention: str | None) -> tuple[str, str]:
+    """Mode and format of a traced graph; what was asked must not say otherwise."""
+    own = graph.dtype
+    allowed = (own, "tf32") if own == "fp32" else (own,)
+    if mode not in (None, graph.mode):
+        raise InvalidInput(f"mode = {mode!r} does not fit {graph.name}: it was traced for {graph.mode}; trace it again with mode={mode!r}")
+    if dtype not in (None, *allowed):
+        raise InvalidInput(f"dtype = {dtype!r} does not fit {graph.name}: it was traced in {own}; allowed: {', '.join(allowed)}")
+    if seq not in (None, graph.seq):
+        raise InvalidInput(f"seq = {seq} does not fit {graph.name}: the graph was traced with {graph.seq or 'the sizes of its inputs'}")
+    if attention is not None:
+        raise InvalidInput(f"attention = {attention!r} does not fit {graph.name}: a traced graph has its attention already")
+    return graph.mode, dtype or own
 
 
 def _as_run(asked: Question, graph: OpGraph) -> OpGraph:
@@ -290,6 +326,8 @@ def _together(
     asked: Question, layout: Layout, rule: tuple[str | None, str], box: Box, graphs: dict[object, Divided], kernels: dict[object, Priced],
     draw: bool,
 ) -> StepPrediction:  # fmt: skip
+    if isinstance(asked.model, OpGraph) and asked.model.frozen:
+        raise InvalidInput(f"{asked.model.name} has frozen weights: a step of such a model is predicted on one GPU alone")
     master = asked.dtype == "amp" and layout.fsdp > 1
     micro_batch = layout.micro_batch(asked.batch) if asked.batch is not None and not isinstance(asked.model, OpGraph) else None
     cut = micro_batch, layout.tp, layout.sequence_parallel, layout.ep, master
@@ -374,8 +412,8 @@ def _memory(graph: OpGraph, gpu: GpuSpec, kind: str | None, *, accumulates: bool
     largest_gradient = max((tensor.nbytes for tensor, _ in graph.parameters), default=0) if accumulates else 0
     return StepMemory(
         weights_bytes=graph.weights_bytes,
-        gradients_bytes=graph.weights_bytes if training else 0,
-        optimizer_bytes=graph.weights_bytes * STATES[kind] if kind is not None else 0,
+        gradients_bytes=graph.trained_bytes if training else 0,
+        optimizer_bytes=graph.trained_bytes * STATES[kind] if kind is not None else 0,
         activations_bytes=max(live["forward"], live["loss"], live["backward"]) + largest_gradient,
         saved_bytes=live["kept"] if training else 0,
         buffers_bytes=graph.buffers_bytes + graph.inputs_bytes,

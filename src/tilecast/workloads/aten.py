@@ -85,7 +85,11 @@ def launches(node: Node, matrix_dtype: str | None = None) -> tuple[Launch, ...]:
         return (Launch(replace(_pass(node, 0.0, 0.0), flop=work["flop"], special_ops=work["special"])),)
     name = node.op.removeprefix("aten.").rstrip("_") if node.op.startswith("aten.") else node.op
     if name in RULES:
-        return tuple(Launch(kernel) for kernel in RULES[name](node, matrix_dtype))
+        try:
+            return tuple(Launch(kernel) for kernel in RULES[name](node, matrix_dtype))
+        except (LookupError, ValueError, TypeError, ZeroDivisionError):
+            shapes = ", ".join(str(tensor.shape) for tensor in node.inputs) or "nothing"
+            raise InvalidInput(f"{node.op} of {shapes} with the options {dict(node.options)} lacks a shape or an option it needs") from None
     if name in POINTWISE:
         flop, special = POINTWISE[name]
         return (Launch(_pass(node, flop, special)),)
