@@ -1,5 +1,7 @@
 """`tilecast step`: the two clocks by hand, laws of a step, and its command."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -269,3 +271,52 @@ def test_names_of_models_are_forgiving():
 def test_a_graph_of_views_runs_nothing():
     with pytest.raises(InvalidInput, match="runs no kernel"):
         predict_step(made(is_view=True), "l4")
+
+
+# ---- the time line -----------------------------------------------------------------------------------------------
+
+
+def ends_at(found, *tracks):
+    return max(span.end_s for span in found.spans if span.track in tracks)
+
+
+def test_the_time_line_of_one_gpu_has_both_clocks_and_ends_with_the_step():
+    asked = {"mode": "training", "batch": 1, "seq": 64, "draw": True}
+    for optimizer in ("adamw-per-tensor", "sgd-fused", None):
+        found = predict_step("BERT-Large", "h100-sxm", **asked, optimizer=optimizer)
+        assert found.host_wait_s > 0.1 * found.step_s.median  # small kernels: the host sets the pace
+        assert ends_at(found, "stream") == pytest.approx(found.step_s.median, rel=1e-6)
+        assert {span.track for span in found.spans} == {"host", "stream"}
+
+
+@pytest.mark.parametrize("layout", [{"dp": 4}, {"dp": 4, "zero": 1}, {"fsdp": 4}, {"tp": 2, "dp": 2}, {"fsdp": 4, "micro_batches": 16}])
+def test_the_time_line_of_many_gpus_ends_with_the_step(layout):
+    found = predict_step("GPT2-Large", "a100-sxm-80gb", mode="training", batch=64, seq=128, draw=True, **layout)
+    assert ends_at(found, "stream", "collectives") == pytest.approx(found.step_s.median, rel=1e-6)
+    assert any("adamw (optimizer)" in span.name for span in found.spans)
+
+
+def test_the_time_line_of_stages_shows_every_micro_batch_and_what_is_sent():
+    layout = {"pp": 2, "dp": 2, "micro_batches": 16}
+    found = predict_step("GPT2-Large", "a100-sxm-80gb", mode="training", batch=64, seq=128, draw=True, **layout)
+    names = [span.name for span in found.spans if span.stage == 0]
+    assert sum(name.startswith("micro-batch") for name in names) == 2 * 16
+    assert sum(name.startswith("send micro-batch") for name in names) == 16
+    assert "gradients that nothing hides" in names and "adamw (optimizer)" in names
+    assert ends_at(found, "stream", "collectives") == pytest.approx(found.step_s.median, rel=0.05)
+    forward = predict_step("GPT2-Large", "a100-sxm-80gb", batch=64, seq=128, draw=True, pp=2, micro_batches=4)
+    assert not any("backward" in span.name for span in forward.spans)
+
+
+def test_the_trace_is_what_perfetto_opens(tilecast, tmp_path):
+    path = tmp_path / "step.json"
+    assert (
+        tilecast(*"step GPT2-Large --gpu a100-sxm-80gb --mode training --batch 8 --seq 128 --fsdp 8 --trace".split(), str(path)).code == 0
+    )
+    events = json.loads(path.read_text())["traceEvents"]
+    drawn = [event for event in events if event["ph"] == "X"]
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert tracks == {"collectives", "stream"}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in drawn)
+    spans = {cat: [(each["ts"], each["ts"] + each["dur"]) for each in drawn if each["cat"] == cat] for cat in ("stream", "collectives")}
+    assert any(a < y and x < b for a, b in spans["collectives"] for x, y in spans["stream"])  # gathers run beside kernels

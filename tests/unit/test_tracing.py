@@ -67,6 +67,10 @@ CASES = {
     "mlp": (Mlp, lambda: torch.zeros(16, 32)),
     "transformer block": (Block, lambda: torch.zeros(2, 6, 32)),
     "conv net": (ConvNet, lambda: torch.zeros(2, 3, 8, 8)),
+    "convolutions there and back": (
+        lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.ConvTranspose2d(8, 4, 4, stride=2)),
+        lambda: torch.zeros(2, 4, 9, 9),
+    ),
     "six equal blocks": (lambda: Stacked(6), lambda: torch.zeros(2, 6, 32)),
 }
 

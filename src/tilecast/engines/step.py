@@ -1,14 +1,15 @@
 """One forward pass or one training step of a PyTorch model, on one GPU or many: kernels, host, optimizer, memory."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tilecast import hardware
-from tilecast.engines.distributed import Box, memory_of, parts_of, scaled, sizes_of, split, spread
+from tilecast.engines.distributed import MOST_SPANS, Box, Spread, memory_of, parts_of, scaled, sizes_of, split, spread
+from tilecast.engines.eager import host_cost
 from tilecast.engines.predict import NOTHING
 from tilecast.engines.step_parts import (
     ENGINE,
@@ -20,6 +21,7 @@ from tilecast.engines.step_parts import (
     StepPart,
     StepPrediction,
     breakdown,
+    dispatches,
     interval,
     priced,
 )
@@ -43,7 +45,6 @@ __all__ = ["StepMemory", "StepPart", "StepPrediction", "predict_layouts", "predi
 RUNTIMES = ("eager", "compiled", "compiled-2.1")  # the last: by PyTorch 2.1, which knew few patterns of attention
 CONTEXT_BYTES = 600_000_000  # CUDA context, library handles and workspaces
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}  # tensors an optimizer keeps beside each weight
-MOST_SPANS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,13 +202,28 @@ def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str], draw: 
 
 
 def _kernel_spans(found: Priced) -> tuple[Span, ...]:
-    """Operators one after another, for a trace."""
-    now, spans = 0.0, list[Span]()
-    for node in found.graph.nodes():
-        if found.places[node] and len(spans) < MOST_SPANS:
-            name = node.op.removeprefix("aten.")
-            spans.append(Span(0, "stream", f"{name} ({node.phase})", now, now := now + found.node_s(node)))
+    """Host and GPU side by side, for a trace: each operator runs when it is launched and the one before is done. One micro-batch."""
+    host_s, gpu_s, spans = 0.0, 0.0, list[Span]()
+    for name, launch_s, kernel_s in _operators(found):
+        launched_s = host_s + launch_s
+        if kernel_s and len(spans) < MOST_SPANS:
+            begun_s = max(launched_s, gpu_s)
+            gpu_s = begun_s + kernel_s
+            spans += [Span(0, "host", name, host_s, launched_s), Span(0, "stream", name, begun_s, gpu_s)]
+        host_s = launched_s
     return tuple(spans)
+
+
+def _operators(found: Priced) -> Iterator[tuple[str, float, float]]:
+    """Name, seconds of the host and seconds of the GPU of everything that is launched, in order."""
+    cost = host_cost()
+    for node in found.graph.nodes():
+        runs = bool(found.places[node])
+        yield f"{node.op.removeprefix('aten.')} ({node.phase})", cost.op_s if runs else cost.view_s, found.node_s(node)
+    for time in found.times[sum(len(places) for places in found.places.values()) :]:
+        number = dispatches(time.call)
+        for _ in range(number):
+            yield f"{time.call.name} ({time.call.phase})", cost.op_s, float(time.median_s[0]) / number
 
 
 def _inputs(asked: Question, layout: Layout, graph: OpGraph) -> dict[str, Any]:
@@ -340,7 +356,8 @@ def _together(
     training = graph.mode == "training"
     parts = layers(graph)
     if layout.pp * layout.virtual_stages > parts.number:
-        raise InvalidInput(f"pp = {layout.pp * layout.virtual_stages} stages are more than the {parts.number} layers of {graph.name}")
+        groups = f"pp = {layout.pp} stages" + (f" of virtual_stages = {layout.virtual_stages} groups" if layout.virtual_stages > 1 else "")
+        raise InvalidInput(f"{groups} are more than the {parts.number} layers of {graph.name}")
     kind = rule[0] if training else None
     accumulates = training and (kind is None or layout.micro_batches > 1)
     size = sizes_of(graph, parts, master=master)
@@ -377,8 +394,19 @@ def _together(
         notes=graph.notes,
         num_gpus=layout.num_gpus,
         collectives=done.collectives,
-        spans=done.spans,
+        spans=_with_optimizer(done, optimizer_s, str(asked.optimizer)) if draw else (),
     )
+
+
+def _with_optimizer(done: Spread, optimizer_s: float, name: str) -> tuple[Span, ...]:
+    """The time line of a step to its end: all stages have their gradients, update their weights, and gather those of the others."""
+    end_s = max((span.end_s for span in done.spans), default=0.0)
+    updated_s = end_s + optimizer_s
+    more = []
+    for stage in sorted({span.stage for span in done.spans}):
+        more += [Span(stage, "stream", f"{name} (optimizer)", end_s, updated_s)] if optimizer_s else []
+        more += [Span(stage, "collectives", "gather updated weights", updated_s, updated_s + done.after_s)] if done.after_s else []
+    return (*done.spans, *more)
 
 
 def _optimizer_parts(
