@@ -211,6 +211,13 @@ def test_a_traced_graph_keeps_its_own_format_and_may_run_as_tf32():
     ("line", "said", "code"),
     [
         ("step GPT2-Large --gpu l4 --batch 0 --seq 128", "batch = 0 must be a whole number", 2),
+        ("step GPT2-Large --gpu l4 --batch 99999999999999999 --seq 128", "must be a whole number from 1 to 1,099,511,627,776", 2),
+        (
+            "step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --pp 4 --micro-batches 8 --schedule interleaved "
+            "--virtual-stages 20",
+            "pp = 4 stages of virtual_stages = 20 groups are more than the 36 layers",
+            2,
+        ),
         ("step GPT2-Large --gpu l4 --seq 128", "batch and seq are missing", 2),
         ("step GPT2-Large --gpu l4 --batch 2 --seq 4096", "beyond the 1,024 positions", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 6 --seq 128 --micro-batches 4", "batch = 6 must be a multiple", 2),
