@@ -6,11 +6,13 @@ aiconfigurator_query.py.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -235,7 +237,61 @@ def many_configurations(number: int = CONFIGURATIONS) -> Speed:
     return Speed("one configuration of many", each_s, "5 ms", 0.005, 1.0, note)
 
 
-BENCHMARKS: dict[str, Callable[[], list[Speed]]] = {"start-up": start_up, "kernels": kernels, "models": models, "ingest": ingest}
+def training() -> list[Speed]:
+    """A step from a saved graph (50 ms), a thousand layouts of a 70B job (20 s), and with the extra `torch` a trace of 32 layers (15 s)."""
+    from tilecast.engines.step import predict_layouts, predict_step
+    from tilecast.workloads.layout import Layout
+    from tilecast.workloads.step_models import model_graph
+
+    warm, files = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for batch in range(2, 12):
+            started = time.process_time()
+            predict_step("GPT2-Large", "h100-sxm", mode="training", batch=batch, seq=1024)
+            warm.append(time.process_time() - started)
+            file = Path(folder) / f"{batch}.graph.json"
+            model_graph("GPT2-Large", mode="training", batch=64 + batch, seq=1024, dtype="fp32").save(file)
+            started = time.process_time()
+            predict_step(str(file), "h100-sxm")
+            files.append(time.process_time() - started)
+    layouts = [
+        Layout(dp=dp, fsdp=fsdp, tp=tp, pp=pp, micro_batches=micro, schedule=schedule)
+        for dp in (1, 2, 4, 8, 16)
+        for fsdp in (1, 2, 4, 8, 16)
+        for tp in (1, 2, 4, 8)
+        for pp in (2, 4, 8)
+        for micro in (8, 16)
+        for schedule in ("1f1b", "gpipe")
+    ][:1000]
+    started = time.process_time()
+    predict_layouts("mosaicml/mpt-70b", "h100-sxm", layouts, mode="training", batch=4096, seq=2048, dtype="bf16")
+    spent_s = time.process_time() - started
+    speeds = [
+        Speed("training step of a size never asked, warm", statistics.median(warm), "50 ms", 0.05, 1.0, "GPT2-Large, bundled graph"),
+        Speed("training step of a graph file, warm", statistics.median(files), "50 ms", 0.05, 1.0, "GPT2-Large, reading included"),
+        Speed(f"{len(layouts):,} layouts of a 70B training job", spent_s, "20 s", 20.0, 1.0, "MPT-70B on H100"),
+    ]
+    return speeds + _tracing()
+
+
+def _tracing() -> list[Speed]:
+    if importlib.util.find_spec("torch") is None:
+        return []
+    from tilecast.workloads.tracing.bundled import traced_model
+
+    config = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "num_hidden_layers": 32, "vocab_size": 128256,
+    }  # fmt: skip
+    started = time.process_time()
+    traced_model("32 layers", config, mode="training", batch=1, seq=4096, dtype="bf16", attention="sdpa")
+    spent_s = time.process_time() - started
+    return [Speed("trace of a 32-layer model, forward and backward", spent_s, "15 s", 15.0, 1.0, "with the import of torch")]
+
+
+BENCHMARKS: dict[str, Callable[[], list[Speed]]] = {
+    "start-up": start_up, "kernels": kernels, "models": models, "training": training, "ingest": ingest,
+}  # fmt: skip
 
 
 def table(speeds: list[Speed]) -> str:

@@ -44,6 +44,34 @@ def test_a_product_that_does_not_fit_is_refused():
         launches(node("mm", [tensor(4, 5), tensor(6, 7)], [tensor(4, 7)]))
 
 
+@pytest.mark.parametrize("op", ["mm", "addmm", "convolution", "_softmax", "embedding", "_scaled_dot_product_flash_attention"])
+def test_an_operator_without_its_shapes_is_one_sentence(op):
+    with pytest.raises(InvalidInput, match=f"aten.{op} of .* lacks a shape or an option it needs"):
+        launches(node(op, [tensor(4)], [tensor(4)], options=(("dim", 3),)))
+
+
+def test_a_transposed_convolution_spreads_every_pixel_of_its_image():
+    # 2 x 16 x 16 pixels of 8 channels, each times 8 x (4 channels x 4 x 4): a quarter of what the 32 x 32 result would suggest.
+    options = (("stride", (2, 2)), ("padding", (1, 1)), ("dilation", (1, 1)), ("transposed", True), ("groups", 1))
+    image, weight, result = tensor(2, 8, 16, 16), tensor(8, 4, 4, 4), tensor(2, 4, 32, 32)
+    forward = node("convolution", [image, weight], [result], options=options)
+    assert matrix_flop(forward) == 2 * (2 * 16 * 16) * 8 * (4 * 4 * 4)
+    asked = (*options, ("output_mask", (True, True, True)))
+    backward = node("convolution_backward", [result, image, weight], [image, weight, tensor(4)], options=asked, phase="backward")
+    assert matrix_flop(backward) == 2 * matrix_flop(forward)
+
+
+def test_channels_that_are_convolved_alone_count_their_flop():
+    options = (("stride", (1, 1)), ("padding", (1, 1)), ("dilation", (1, 1)), ("transposed", False), ("groups", 8))
+    found = node("convolution", [tensor(2, 8, 16, 16), tensor(8, 1, 3, 3)], [tensor(2, 8, 16, 16)], options=options)
+    assert only(found).family == "memory_pass"
+    assert matrix_flop(found) == 2 * (2 * 8 * 16 * 16) * 9
+
+
+def test_memory_that_is_only_set_aside_takes_no_kernel():
+    assert launches(node("empty_like", [tensor(4, 8)], [tensor(4, 8)])) == launches(node("new_empty", [tensor(4)], [tensor(4, 8)])) == ()
+
+
 def test_views_and_empty_results_run_nothing():
     assert launches(node("view", [tensor(4, 8)], [tensor(32)], is_view=True)) == ()
     assert launches(node("mul", [tensor(0, 8)], [tensor(0, 8)])) == ()

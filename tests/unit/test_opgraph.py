@@ -44,7 +44,7 @@ def test_layers_that_differ_in_one_size_do_not_fold():
 def test_a_saved_graph_comes_back_equal(tmp_path):
     made = graph(
         [Segment(1, (node(is_view=True),)), Segment(7, (node(frees=((4, 8),), options=(("dim", -1), ("stride", (1, 2)))),))],
-        batch=4, seq=8, buffers_bytes=12, inputs_bytes=64, torch_version="2.13.0", notes=("a note",),
+        batch=4, seq=8, buffers_bytes=12, inputs_bytes=64, torch_version="2.13.0", notes=("a note",), frozen=((tensor(5, 5), 2),),
     )  # fmt: skip
     made.save(tmp_path / "made.graph.json")
     assert load_graph(tmp_path / "made.graph.json") == made
@@ -107,7 +107,15 @@ def test_a_graph_whose_operators_change_is_refused():
             {"segments": [{"repeat": 1, "nodes": [{"op": "aten.mm", "phase": "forward", "in": [9], "out": []}]}]},
             "no complete operator graph",
         ),
+        ({"segments": [{"repeat": 1, "nodes": [{"op": "aten.mm", "phase": "forward", "in": [0]}]}]}, "aten.mm has no 'out'"),
+        ({"segments": [{"repeat": 1, "nodes": [{"op": "aten.mm", "phase": "forward", "in": [-1], "out": [0]}]}]}, "-1 must be a place"),
+        (
+            {"segments": [{"repeat": 1, "nodes": [{"op": "a", "phase": "forward", "in": [0], "out": [0], "options": {"b": {}}}]}]},
+            "no complete operator graph",
+        ),
         ({"parameters": 3}, "no complete operator graph"),
+        ({"mode": "dreaming"}, "mode = 'dreaming' must be one of"),
+        ({"batch": "many"}, "'many' must be a whole number"),
     ],
 )
 def test_a_damaged_graph_is_one_sentence(change, said):
@@ -115,6 +123,11 @@ def test_a_damaged_graph_is_one_sentence(change, said):
     with pytest.raises(InvalidInput, match=said) as problem:
         graph_from(table)
     assert "\n" not in str(problem.value)
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(tmp_path):
+    with pytest.raises(InvalidInput, match=r"cannot write .*none"):
+        graph([Segment(1, (node(),))]).save(tmp_path / "none" / "made.graph.json")
 
 
 def test_a_missing_file_says_so(tmp_path):

@@ -1,5 +1,7 @@
 """`tilecast step`: the two clocks by hand, laws of a step, and its command."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -179,9 +181,43 @@ def test_a_saved_graph_is_a_model(tilecast, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--mode training", "mode = 'training' does not fit made: it was traced for inference"),
+        ("--dtype bf16", "dtype = 'bf16' does not fit made: it was traced in fp32; allowed: fp32, tf32"),
+        ("--batch 7", "batch = 7 does not fit made: the graph was traced with the sizes of its example inputs"),
+        ("--seq 7", "seq = 7 does not fit made"),
+        ("--attention sdpa", "attention = 'sdpa' does not fit made"),
+    ],
+)
+def test_what_a_traced_graph_already_is_cannot_be_asked_otherwise(tilecast, tmp_path, line, said):
+    made().save(tmp_path / "made.graph.json")
+    result = tilecast("step", str(tmp_path / "made.graph.json"), "--gpu", "h100-sxm", *line.split())
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+
+
+def test_a_traced_graph_keeps_its_own_format_and_may_run_as_tf32():
+    tensor = TensorShape("bf16", (512, 512))
+    product = Node("aten.mm", "forward", (tensor, tensor), (tensor,))
+    graph = OpGraph(name="made", mode="inference", segments=(Segment(1, (product,)),), parameters=((tensor, 1),))
+    found = predict_step(graph, "h100-sxm")
+    assert found.inputs["dtype"] == "bf16"
+    assert found.mfu == pytest.approx(2 * 512**3 / (found.step_s.median * 989.4e12), rel=1e-3)
+    assert predict_step(made(), "h100-sxm", dtype="tf32").inputs["dtype"] == "tf32"
+
+
+@pytest.mark.parametrize(
     ("line", "said", "code"),
     [
         ("step GPT2-Large --gpu l4 --batch 0 --seq 128", "batch = 0 must be a whole number", 2),
+        ("step GPT2-Large --gpu l4 --batch 99999999999999999 --seq 128", "must be a whole number from 1 to 1,099,511,627,776", 2),
+        (
+            "step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --pp 4 --micro-batches 8 --schedule interleaved "
+            "--virtual-stages 20",
+            "pp = 4 stages of virtual_stages = 20 groups are more than the 36 layers",
+            2,
+        ),
         ("step GPT2-Large --gpu l4 --seq 128", "batch and seq are missing", 2),
         ("step GPT2-Large --gpu l4 --batch 2 --seq 4096", "beyond the 1,024 positions", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 6 --seq 128 --micro-batches 4", "batch = 6 must be a multiple", 2),
@@ -242,3 +278,52 @@ def test_names_of_models_are_forgiving():
 def test_a_graph_of_views_runs_nothing():
     with pytest.raises(InvalidInput, match="runs no kernel"):
         predict_step(made(is_view=True), "l4")
+
+
+# ---- the time line -----------------------------------------------------------------------------------------------
+
+
+def ends_at(found, *tracks):
+    return max(span.end_s for span in found.spans if span.track in tracks)
+
+
+def test_the_time_line_of_one_gpu_has_both_clocks_and_ends_with_the_step():
+    asked = {"mode": "training", "batch": 1, "seq": 64, "draw": True}
+    for optimizer in ("adamw-per-tensor", "sgd-fused", None):
+        found = predict_step("BERT-Large", "h100-sxm", **asked, optimizer=optimizer)
+        assert found.host_wait_s > 0.1 * found.step_s.median  # small kernels: the host sets the pace
+        assert ends_at(found, "stream") == pytest.approx(found.step_s.median, rel=1e-6)
+        assert {span.track for span in found.spans} == {"host", "stream"}
+
+
+@pytest.mark.parametrize("layout", [{"dp": 4}, {"dp": 4, "zero": 1}, {"fsdp": 4}, {"tp": 2, "dp": 2}, {"fsdp": 4, "micro_batches": 16}])
+def test_the_time_line_of_many_gpus_ends_with_the_step(layout):
+    found = predict_step("GPT2-Large", "a100-sxm-80gb", mode="training", batch=64, seq=128, draw=True, **layout)
+    assert ends_at(found, "stream", "collectives") == pytest.approx(found.step_s.median, rel=1e-6)
+    assert any("adamw (optimizer)" in span.name for span in found.spans)
+
+
+def test_the_time_line_of_stages_shows_every_micro_batch_and_what_is_sent():
+    layout = {"pp": 2, "dp": 2, "micro_batches": 16}
+    found = predict_step("GPT2-Large", "a100-sxm-80gb", mode="training", batch=64, seq=128, draw=True, **layout)
+    names = [span.name for span in found.spans if span.stage == 0]
+    assert sum(name.startswith("micro-batch") for name in names) == 2 * 16
+    assert sum(name.startswith("send micro-batch") for name in names) == 16
+    assert "gradients that nothing hides" in names and "adamw (optimizer)" in names
+    assert ends_at(found, "stream", "collectives") == pytest.approx(found.step_s.median, rel=0.05)
+    forward = predict_step("GPT2-Large", "a100-sxm-80gb", batch=64, seq=128, draw=True, pp=2, micro_batches=4)
+    assert not any("backward" in span.name for span in forward.spans)
+
+
+def test_the_trace_is_what_perfetto_opens(tilecast, tmp_path):
+    path = tmp_path / "step.json"
+    assert (
+        tilecast(*"step GPT2-Large --gpu a100-sxm-80gb --mode training --batch 8 --seq 128 --fsdp 8 --trace".split(), str(path)).code == 0
+    )
+    events = json.loads(path.read_text())["traceEvents"]
+    drawn = [event for event in events if event["ph"] == "X"]
+    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert tracks == {"collectives", "stream"}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in drawn)
+    spans = {cat: [(each["ts"], each["ts"] + each["dur"]) for each in drawn if each["cat"] == cat] for cat in ("stream", "collectives")}
+    assert any(a < y and x < b for a, b in spans["collectives"] for x, y in spans["stream"])  # gathers run beside kernels

@@ -67,6 +67,10 @@ CASES = {
     "mlp": (Mlp, lambda: torch.zeros(16, 32)),
     "transformer block": (Block, lambda: torch.zeros(2, 6, 32)),
     "conv net": (ConvNet, lambda: torch.zeros(2, 3, 8, 8)),
+    "convolutions there and back": (
+        lambda: nn.Sequential(nn.Conv2d(4, 8, 3), nn.ConvTranspose2d(8, 4, 4, stride=2)),
+        lambda: torch.zeros(2, 4, 9, 9),
+    ),
     "six equal blocks": (lambda: Stacked(6), lambda: torch.zeros(2, 6, 32)),
 }
 
@@ -139,6 +143,30 @@ def test_the_loss_is_told_apart_from_the_forward_pass():
     assert operators(graph, ("forward",)) == {"aten.addmm": 2, "aten.gelu": 1}
 
 
+def test_a_module_may_return_its_loss():
+    class Learning(Mlp):
+        def forward(self, x, labels):
+            logits = super().forward(x)
+            return F.cross_entropy(logits, labels), logits
+
+    graph = tilecast.trace(Learning(), {"x": torch.zeros(16, 32), "labels": torch.zeros(16, dtype=torch.int64)}, mode="training")
+    assert "aten._log_softmax" in operators(graph, ("loss",))
+    assert operators(graph, ("forward",)) == {"aten.addmm": 2, "aten.gelu": 1}
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_module_of_hugging_face_is_traced_without_weights(mode):
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf: pip install 'tilecast[hf]'")
+    config = transformers.LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=6, num_attention_heads=4, vocab_size=99)
+    tokens = torch.zeros(2, 16, dtype=torch.int64, device="meta")
+    with torch.device("meta"):
+        module = transformers.LlamaForCausalLM(config)  # keeps a cache unless it is told otherwise
+    graph = tilecast.trace(module, {"input_ids": tokens, **({"labels": tokens} if mode == "training" else {})}, mode=mode)
+    # Six layers of seven products, and the head; each has two gradients.
+    assert sum(node.op == "aten.mm" for node in graph.nodes()) == (3 if mode == "training" else 1) * (6 * 7 + 1)
+    assert graph.num_parameters == sum(weight.numel() for weight in module.parameters())
+
+
 def test_what_the_forward_pass_keeps_is_what_autograd_saves():
     # Layer by layer: the input is the caller's; gelu's input (16 x 64) and its result, which the second product reads, are kept; the
     # sum keeps nothing and its result is one number; the result of 16 x 8 is the caller's until the end.
@@ -177,11 +205,132 @@ def test_a_branch_on_values_is_reported_with_its_line():
     assert "\n" not in str(problem.value)
 
 
+class Keyed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(32, 8)
+
+    def forward(self, x, *, scale=None):
+        return self.up(x) if scale is None else self.up(x) * scale
+
+
+def test_arguments_are_given_in_order_by_name_or_as_one_tensor():
+    x, scale = torch.zeros(4, 32), torch.zeros(4, 8)
+    assert operators(tilecast.trace(Keyed(), (x,))) == operators(tilecast.trace(Keyed(), x)) == {"aten.addmm": 1}
+    named = tilecast.trace(Keyed(), {"x": x, "scale": scale})
+    assert operators(named) == {"aten.addmm": 1, "aten.mul": 1}
+    assert named.inputs_bytes == (4 * 32 + 4 * 8) * 4
+
+
+def test_a_module_may_write_into_its_inputs_and_copies_of_its_own_stay():
+    class Writing(nn.Module):
+        def forward(self, x):
+            x.add_(1.0)
+            return x.clone() * 2
+
+    assert operators(tilecast.trace(Writing(), (torch.zeros(4, 32),))) == {"aten.add": 1, "aten.clone": 1, "aten.mul": 1}
+
+
+def test_a_size_that_depends_on_values_is_reported_with_its_line():
+    class Picking(nn.Module):
+        def forward(self, x):
+            return x[x > 0].sum()  # the culprit
+
+    with pytest.raises(InvalidInput, match=r"test_tracing.py:\d+ \(return x\[x > 0\].*size is known at run time alone; .*torch.where"):
+        tilecast.trace(Picking(), (torch.zeros(4),))
+
+
+def test_a_trace_that_fails_says_nothing_but_its_error(capfd):
+    class Sliced(nn.Module):
+        def forward(self, x):
+            return x[: int(x.sum().item())]
+
+    for module, given in ((Sliced(), torch.zeros(4)), (Mlp(), torch.zeros(4, 5))):
+        with pytest.raises(InvalidInput, match="cannot be traced"):
+            tilecast.trace(module, (given,))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_operator_without_shapes_says_what_to_register():
+    @torch.library.custom_op("tilecast_tests::shapeless", mutates_args=())
+    def shapeless(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    class WithCustom(nn.Module):
+        def forward(self, x):
+            return torch.ops.tilecast_tests.shapeless(x)
+
+    with pytest.raises(InvalidInput, match=r"shapeless.*torch\.library\.register_fake"):
+        tilecast.trace(WithCustom(), (torch.zeros(4),))
+
+
+def test_a_recurrent_layer_is_its_products():
+    # One product for the inputs of all 10 tokens, then one a token for the state: 4 gates of 64.
+    graph = tilecast.trace(nn.LSTM(32, 64, batch_first=True), (torch.zeros(3, 10, 32),))
+    assert sum(matrix_flop(node) for node in graph.nodes()) == 2 * 3 * 10 * (32 + 64) * 4 * 64
+    assert not tilecast.step(graph, "l4").unmodelled
+
+
+def test_frozen_weights_have_no_gradients_and_no_states():
+    module = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 8))
+    module[0].requires_grad_(False)
+    graph = tilecast.trace(module, (torch.zeros(16, 32),), mode="training")
+    memory = tilecast.step(graph, "h100-sxm", optimizer="adamw").memory
+    assert memory.weights_bytes == 4 * (32 * 64 + 64 + 64 * 8 + 8)
+    assert memory.gradients_bytes == 4 * (64 * 8 + 8)
+    assert memory.optimizer_bytes == 2 * memory.gradients_bytes
+    assert tilecast.trace(module, (torch.zeros(16, 32),)).frozen == ()
+    with pytest.raises(InvalidInput, match="frozen weights"):
+        tilecast.step(graph, "h100-sxm", dp=2)
+
+
+def test_selective_recomputation_runs_attention_again_and_no_linear_layer():
+    inputs = (torch.zeros(2, 6, 32),)
+    plain, lean, leanest = (
+        tilecast.trace(Stacked(8), inputs, mode="training", recompute=choice) for choice in (False, "selective", "full")
+    )
+    assert operators(lean)["aten.addmm"] == operators(plain)["aten.addmm"] < operators(leanest)["aten.addmm"]
+    assert operators(lean)["aten._softmax"] > operators(plain)["aten._softmax"]
+
+
+def test_the_format_of_a_graph_is_that_of_its_products():
+    x = torch.zeros(16, 32)
+    assert tilecast.trace(Mlp(), (x,)).dtype == "fp32"
+    assert tilecast.trace(Mlp().half(), (x.half(),)).dtype == "fp16"
+    assert tilecast.trace(Mlp(), (x,), mode="training", autocast="bf16").dtype == "amp"
+    assert tilecast.step(tilecast.trace(Mlp().half(), (x.half(),)), "h100-sxm").inputs["dtype"] == "fp16"
+
+
+def test_a_module_is_to_be_traced_first():
+    with pytest.raises(InvalidInput, match=r"trace it first, tilecast\.step\(tilecast\.trace"):
+        tilecast.step(Mlp(), "l4")
+
+
+@pytest.mark.parametrize(
+    ("module", "given", "said"),
+    [
+        ("Mlp", (), "module is a str and must be"),
+        (Mlp(), 3, "example_inputs is a int and must be"),
+        (Mlp(), (), "example_inputs must be the arguments of forward"),
+        (Mlp(), (torch.zeros(4, 32),) * 2, "example_inputs must be the arguments of forward"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(module, given, said):
+    with pytest.raises(InvalidInput, match=said) as problem:
+        tilecast.trace(module, given)
+    assert "inspect.py" not in str(problem.value)
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"mode": "dreaming"}, "mode = 'dreaming'"),
         ({"recompute": True}, "recompute is for training"),
+        ({"mode": "training", "recompute": "some"}, "recompute = 'some' must be"),
+        ({"mode": "training", "loss": 3}, "loss = 3 must be a function"),
+        ({"loss": sum}, "loss is for training"),
+        ({"mode": "training", "loss": lambda outputs: outputs}, r"one floating-point number and gives .* of shape \(4, 8\)"),
+        ({"mode": "training", "loss": lambda outputs: 1.0}, "one floating-point number and gives a float"),
         ({"autocast": "fp4"}, "autocast = 'fp4'"),
     ],
 )

@@ -134,6 +134,7 @@ class Spread:
     busy_s: float  # kernels of one GPU, on average
     collectives: tuple[Collective, ...]
     message_s: Interval  # all messages, hidden or not
+    after_s: float  # of these, behind the optimizer
     spans: tuple[Span, ...]
 
 
@@ -373,6 +374,7 @@ def spread(found: Priced, divided: Divided, layout: Layout, box: Box, size: Size
         busy_s=layout.micro_batches * every / layout.pp,
         collectives=tuple(said),
         message_s=message_s,
+        after_s=talk.after,
         spans=drawn(work, talk, layout, parts) if draw else (),
     )
 
@@ -445,19 +447,24 @@ def parts_of(found: Priced, done: Spread, optimizer: tuple[StepPart, ...], layou
     return in_order(lines)
 
 
-MOST_DRAWN = 8  # micro-batches
+MOST_SPANS = 20_000  # of a trace
 
 
 def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, ...]:
-    """Spans of one GPU per stage: block by block without stages, else a span for every micro-batch in the order the schedule runs them."""
+    """Spans of one GPU per stage: block by block without stages, else a span for every micro-batch in the order the schedule runs them.
+
+    Of a very long step the first micro-batches. Interleaved groups of layers are drawn as one stage.
+    """
     spans: list[Span] = []
+    shown = min(layout.micro_batches, max(1, MOST_SPANS // (4 * parts.number if layout.pp == 1 else 4 * layout.pp)))
     if layout.pp == 1:
         now = 0.0
-        for micro in range(min(layout.micro_batches, MOST_DRAWN)):
+        for micro in range(shown):
             final = micro == layout.micro_batches - 1
+            whose = f" of micro-batch {micro}" if layout.micro_batches > 1 else ""
 
-            def record(track: str, name: str, start_s: float, end_s: float) -> None:
-                spans.append(Span(0, track, name, start_s, end_s))
+            def record(track: str, name: str, start_s: float, end_s: float, whose: str = whose) -> None:
+                spans.append(Span(0, track, name + whose, start_s, end_s))
 
             now += forward_pass(work, talk, parts.number, first=True, last=True, record=record, start=now)
             if work.trains:
@@ -471,7 +478,19 @@ def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, 
         )
         for stage, num_layers in enumerate(per_stage)
     ]
-    return scheduled(times, min(layout.micro_batches, MOST_DRAWN), talk.send, layout.schedule)
+    spans = [span for span in scheduled(times, shown, talk.send, layout.schedule) if span.end_s > span.start_s]
+    sent = [
+        Span(span.stage, "collectives", f"send {span.name}", span.end_s, span.end_s + talk.send)
+        for span in spans
+        if talk.send and 0 <= span.stage + (1 if span.name.endswith("forward") else -1) < layout.pp
+    ]
+    told: list[Span] = []
+    for stage, num_layers in enumerate(per_stage):
+        whole = backward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=True)
+        open_s = whole - times[stage][1] if work.trains else 0.0
+        end_s = max(span.end_s for span in spans if span.stage == stage)
+        told += [Span(stage, "collectives", "gradients that nothing hides", end_s, end_s + open_s)] if open_s > 0 else []
+    return (*spans, *sent, *told)
 
 
 def scheduled(times: list[tuple[float, float]], micro: int, send: float, schedule: str) -> tuple[Span, ...]:

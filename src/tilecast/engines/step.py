@@ -1,13 +1,15 @@
 """One forward pass or one training step of a PyTorch model, on one GPU or many: kernels, host, optimizer, memory."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tilecast import hardware
-from tilecast.engines.distributed import Box, memory_of, parts_of, scaled, sizes_of, split, spread
+from tilecast.engines.distributed import MOST_SPANS, Box, Spread, memory_of, parts_of, scaled, sizes_of, split, spread
+from tilecast.engines.eager import host_cost
 from tilecast.engines.predict import NOTHING
 from tilecast.engines.step_parts import (
     ENGINE,
@@ -19,6 +21,7 @@ from tilecast.engines.step_parts import (
     StepPart,
     StepPrediction,
     breakdown,
+    dispatches,
     interval,
     priced,
 )
@@ -42,7 +45,6 @@ __all__ = ["StepMemory", "StepPart", "StepPrediction", "predict_layouts", "predi
 RUNTIMES = ("eager", "compiled", "compiled-2.1")  # the last: by PyTorch 2.1, which knew few patterns of attention
 CONTEXT_BYTES = 600_000_000  # CUDA context, library handles and workspaces
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}  # tensors an optimizer keeps beside each weight
-MOST_SPANS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +72,10 @@ def predict_step(
     model: Any,
     gpu: str | GpuSpec,
     *,
-    mode: str = "inference",
+    mode: str | None = None,
     batch: int | None = None,
     seq: int | None = None,
-    dtype: str = "fp32",
+    dtype: str | None = None,
     runtime: str = "eager",
     attention: str | None = None,
     dp: int = 1,
@@ -97,8 +99,10 @@ def predict_step(
 ) -> StepPrediction:
     """How long one step takes. `model` is a bundled id, a config.json, a saved graph's file, or an OpGraph from `tilecast.trace`.
 
-    `batch` is the global batch; a traced graph is what one GPU does of one micro-batch. Without an optimizer nothing clears the gradients,
-    so each is added to what is there; with one they are set to None, as PyTorch does by default, and only further micro-batches add.
+    `mode` is inference (the default) or training, `dtype` fp32 (the default), tf32, bf16, fp16 or amp, `batch` the global batch. A traced
+    graph is what one GPU does of one micro-batch, and has its mode, format and sizes already: what is said of them here must agree.
+    Without an optimizer nothing clears the gradients, so each is added to what is there; with one they are set to None, as PyTorch does by
+    default, and only further micro-batches add.
     `recompute` is True or "full" (every layer runs forward again) or "selective" (what lies between the products of attention does).
     `price` stands in for `predict_kernel`: other weights. `draw` keeps the time line for a trace.
     """
@@ -118,10 +122,10 @@ def predict_layouts(
     gpu: str | GpuSpec,
     layouts: Iterable[Layout],
     *,
-    mode: str = "training",
+    mode: str | None = None,
     batch: int | None = None,
     seq: int | None = None,
-    dtype: str = "bf16",
+    dtype: str | None = None,
     runtime: str = "eager",
     attention: str | None = None,
     recompute: bool | str = False,
@@ -137,13 +141,17 @@ def predict_layouts(
     spec = hardware.gpu(gpu, overrides)
     if runtime not in RUNTIMES:
         raise InvalidInput(f"runtime = {runtime!r} must be one of {', '.join(RUNTIMES)}")
-    if dtype not in DTYPES:
+    if dtype not in (None, *DTYPES):
         raise InvalidInput(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
+    graph = _given_graph(model)
+    if graph is not None:
+        mode, dtype = _agreed(graph, mode=mode, seq=seq, dtype=dtype, attention=attention)
     if recompute not in (False, True, *RECOMPUTE):
         raise InvalidInput(f"recompute = {recompute!r} must be one of {', '.join(RECOMPUTE)}")
     rule = _optimizer(optimizer)
     asked = Question(
-        model=model, gpu=spec, mode=mode, batch=batch, seq=seq, dtype=dtype, runtime=runtime, attention=attention,
+        model=graph or model, gpu=spec, mode=mode or "inference", batch=batch, seq=seq, dtype=dtype or "fp32", runtime=runtime,
+        attention=attention,
         recompute="full" if recompute is True else recompute, optimizer=optimizer, price=price or partial(predict_kernel, learned=learned),
     )  # fmt: skip
     if network_bytes_per_s is not None and not network_bytes_per_s > 0:
@@ -194,13 +202,28 @@ def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str], draw: 
 
 
 def _kernel_spans(found: Priced) -> tuple[Span, ...]:
-    """Operators one after another, for a trace."""
-    now, spans = 0.0, list[Span]()
-    for node in found.graph.nodes():
-        if found.places[node] and len(spans) < MOST_SPANS:
-            name = node.op.removeprefix("aten.")
-            spans.append(Span(0, "stream", f"{name} ({node.phase})", now, now := now + found.node_s(node)))
+    """Host and GPU side by side, for a trace: each operator runs when it is launched and the one before is done. One micro-batch."""
+    host_s, gpu_s, spans = 0.0, 0.0, list[Span]()
+    for name, launch_s, kernel_s in _operators(found):
+        launched_s = host_s + launch_s
+        if kernel_s and len(spans) < MOST_SPANS:
+            begun_s = max(launched_s, gpu_s)
+            gpu_s = begun_s + kernel_s
+            spans += [Span(0, "host", name, host_s, launched_s), Span(0, "stream", name, begun_s, gpu_s)]
+        host_s = launched_s
     return tuple(spans)
+
+
+def _operators(found: Priced) -> Iterator[tuple[str, float, float]]:
+    """Name, seconds of the host and seconds of the GPU of everything that is launched, in order."""
+    cost = host_cost()
+    for node in found.graph.nodes():
+        runs = bool(found.places[node])
+        yield f"{node.op.removeprefix('aten.')} ({node.phase})", cost.op_s if runs else cost.view_s, found.node_s(node)
+    for time in found.times[sum(len(places) for places in found.places.values()) :]:
+        number = dispatches(time.call)
+        for _ in range(number):
+            yield f"{time.call.name} ({time.call.phase})", cost.op_s, float(time.median_s[0]) / number
 
 
 def _inputs(asked: Question, layout: Layout, graph: OpGraph) -> dict[str, Any]:
@@ -217,8 +240,11 @@ def _inputs(asked: Question, layout: Layout, graph: OpGraph) -> dict[str, Any]:
 def _graph(asked: Question, layout: Layout) -> OpGraph:
     """What one replica does of one micro-batch."""
     model = asked.model
-    if isinstance(model, OpGraph) or str(model).endswith(".graph.json"):
-        graph = model if isinstance(model, OpGraph) else load_graph(str(model))
+    if isinstance(model, OpGraph):
+        graph = model
+        if asked.batch is not None and (graph.batch is None or layout.micro_batch(asked.batch) != graph.batch):
+            has = f"{graph.batch} texts on each GPU and in each micro-batch" if graph.batch else "the sizes of its example inputs"
+            raise InvalidInput(f"batch = {asked.batch} does not fit {graph.name}: the graph was traced with {has}")
         if asked.recompute and not graph.recompute:
             graph = renamed(graph, segments=recomputed(graph.segments, str(asked.recompute)), recompute=True)
     else:
@@ -234,6 +260,32 @@ def _graph(asked: Question, layout: Layout) -> OpGraph:
     if layout.micro_batches > 1 and graph.mode != "training" and layout.pp == 1:
         raise InvalidInput("micro_batches is for training: an inference pass has one")
     return graph
+
+
+def _given_graph(model: Any) -> OpGraph | None:
+    """The graph that `model` is, or the file it names holds."""
+    if hasattr(model, "named_parameters"):
+        raise InvalidInput("model is a torch module: trace it first, tilecast.step(tilecast.trace(module, example_inputs), ...)")
+    if not isinstance(model, OpGraph | str | Path | Mapping):
+        raise InvalidInput(f"model is a {type(model).__name__} and must be an id, a config, a file or a traced graph")
+    if isinstance(model, OpGraph):
+        return model
+    return load_graph(str(model)) if isinstance(model, str | Path) and str(model).endswith(".graph.json") else None
+
+
+def _agreed(graph: OpGraph, *, mode: str | None, seq: int | None, dtype: str | None, attention: str | None) -> tuple[str, str]:
+    """Mode and format of a traced graph; what was asked must not say otherwise."""
+    own = graph.dtype
+    allowed = (own, "tf32") if own == "fp32" else (own,)
+    if mode not in (None, graph.mode):
+        raise InvalidInput(f"mode = {mode!r} does not fit {graph.name}: it was traced for {graph.mode}; trace it again with mode={mode!r}")
+    if dtype not in (None, *allowed):
+        raise InvalidInput(f"dtype = {dtype!r} does not fit {graph.name}: it was traced in {own}; allowed: {', '.join(allowed)}")
+    if seq not in (None, graph.seq):
+        raise InvalidInput(f"seq = {seq} does not fit {graph.name}: the graph was traced with {graph.seq or 'the sizes of its inputs'}")
+    if attention is not None:
+        raise InvalidInput(f"attention = {attention!r} does not fit {graph.name}: a traced graph has its attention already")
+    return graph.mode, dtype or own
 
 
 def _as_run(asked: Question, graph: OpGraph) -> OpGraph:
@@ -290,6 +342,8 @@ def _together(
     asked: Question, layout: Layout, rule: tuple[str | None, str], box: Box, graphs: dict[object, Divided], kernels: dict[object, Priced],
     draw: bool,
 ) -> StepPrediction:  # fmt: skip
+    if isinstance(asked.model, OpGraph) and asked.model.frozen:
+        raise InvalidInput(f"{asked.model.name} has frozen weights: a step of such a model is predicted on one GPU alone")
     master = asked.dtype == "amp" and layout.fsdp > 1
     micro_batch = layout.micro_batch(asked.batch) if asked.batch is not None and not isinstance(asked.model, OpGraph) else None
     cut = micro_batch, layout.tp, layout.sequence_parallel, layout.ep, master
@@ -302,7 +356,8 @@ def _together(
     training = graph.mode == "training"
     parts = layers(graph)
     if layout.pp * layout.virtual_stages > parts.number:
-        raise InvalidInput(f"pp = {layout.pp * layout.virtual_stages} stages are more than the {parts.number} layers of {graph.name}")
+        groups = f"pp = {layout.pp} stages" + (f" of virtual_stages = {layout.virtual_stages} groups" if layout.virtual_stages > 1 else "")
+        raise InvalidInput(f"{groups} are more than the {parts.number} layers of {graph.name}")
     kind = rule[0] if training else None
     accumulates = training and (kind is None or layout.micro_batches > 1)
     size = sizes_of(graph, parts, master=master)
@@ -339,8 +394,19 @@ def _together(
         notes=graph.notes,
         num_gpus=layout.num_gpus,
         collectives=done.collectives,
-        spans=done.spans,
+        spans=_with_optimizer(done, optimizer_s, str(asked.optimizer)) if draw else (),
     )
+
+
+def _with_optimizer(done: Spread, optimizer_s: float, name: str) -> tuple[Span, ...]:
+    """The time line of a step to its end: all stages have their gradients, update their weights, and gather those of the others."""
+    end_s = max((span.end_s for span in done.spans), default=0.0)
+    updated_s = end_s + optimizer_s
+    more = []
+    for stage in sorted({span.stage for span in done.spans}):
+        more += [Span(stage, "stream", f"{name} (optimizer)", end_s, updated_s)] if optimizer_s else []
+        more += [Span(stage, "collectives", "gather updated weights", updated_s, updated_s + done.after_s)] if done.after_s else []
+    return (*done.spans, *more)
 
 
 def _optimizer_parts(
@@ -374,8 +440,8 @@ def _memory(graph: OpGraph, gpu: GpuSpec, kind: str | None, *, accumulates: bool
     largest_gradient = max((tensor.nbytes for tensor, _ in graph.parameters), default=0) if accumulates else 0
     return StepMemory(
         weights_bytes=graph.weights_bytes,
-        gradients_bytes=graph.weights_bytes if training else 0,
-        optimizer_bytes=graph.weights_bytes * STATES[kind] if kind is not None else 0,
+        gradients_bytes=graph.trained_bytes if training else 0,
+        optimizer_bytes=graph.trained_bytes * STATES[kind] if kind is not None else 0,
         activations_bytes=max(live["forward"], live["loss"], live["backward"]) + largest_gradient,
         saved_bytes=live["kept"] if training else 0,
         buffers_bytes=graph.buffers_bytes + graph.inputs_bytes,

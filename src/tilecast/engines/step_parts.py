@@ -109,7 +109,7 @@ class Span:
     """Something that runs for a while: on which GPU (one of each stage is shown), on which track, from when to when."""
 
     stage: int
-    track: str  # stream or collectives
+    track: str  # host, stream or collectives
     name: str
     start_s: float
     end_s: float
@@ -263,7 +263,7 @@ def _timeline(
             kernel[phase].append(np.tile([sum(alone[place] for place in places[node]) for node in nodes], segment.repeat))
     first_extra = len(times) - len(extra)
     for index, call in enumerate(extra):
-        number = call.count if call.name == "accumulate_grad" else _dispatches(call.kernel)
+        number = dispatches(call)
         seconds = float(times[first_extra + index].median_s[0])
         launch[call.phase].append(np.full(number, cost.op_s))
         kernel[call.phase].append(np.full(number, seconds / number))
@@ -279,8 +279,11 @@ def _timeline(
     return waits
 
 
-def _dispatches(update: OptimizerUpdate) -> int:
-    """Calls into PyTorch that an optimizer makes: one per operation and, tensor by tensor, per tensor."""
+def dispatches(call: KernelCall) -> int:
+    """Calls into PyTorch behind the backward pass: a gradient each; an optimizer's one per operation and, tensor by tensor, per tensor."""
+    update = call.kernel
+    if not isinstance(update, OptimizerUpdate):
+        return call.count
     operations = 1 if update.implementation == "fused" else KINDS[update.kind].operations
     return int(operations * (update.num_tensors if update.implementation == "per_tensor" else 1))
 

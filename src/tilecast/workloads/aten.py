@@ -28,21 +28,26 @@ FLOATS = ("fp16", "bf16", "fp32", "fp64")
 # FLOP and special-function operations on one element of the result; a copy has neither.
 POINTWISE: dict[str, tuple[float, float]] = {
     **dict.fromkeys(
-        "clone copy _to_copy cat stack fill full full_like zeros zeros_like ones ones_like empty empty_like arange new_zeros new_full "
+        "clone copy _to_copy cat stack fill full full_like zeros zeros_like ones ones_like arange new_zeros new_ones new_full "
         "slice_backward select_backward constant_pad_nd roll flip triu tril repeat scalar_tensor masked_fill "
-        "where expand_copy view_copy".split(),
+        "where expand_copy view_copy linspace pixel_shuffle pixel_unshuffle upsample_nearest2d upsample_nearest2d_backward "
+        "reflection_pad1d reflection_pad2d replication_pad2d".split(),
         (0.0, 0.0),
     ),
     **dict.fromkeys(
         "add sub rsub mul neg abs relu threshold_backward maximum minimum clamp clamp_min clamp_max lt le gt ge eq ne logical_not "
         "logical_and logical_or bitwise_and bitwise_or bitwise_not sign hardtanh leaky_relu leaky_relu_backward native_dropout_backward "
-        "addcmul lerp bernoulli".split(),
+        "addcmul lerp bernoulli remainder floor ceil round trunc isnan isinf bitwise_xor logical_xor hardswish hardsigmoid "
+        "floor_divide".split(),
         (1.0, 0.0),
     ),
     "pow": (2.0, 0.0),  # the exponents of models are small whole numbers, which PyTorch multiplies out
     "div": (8.0, 1.0), "reciprocal": (8.0, 1.0), "rsqrt": (2.0, 1.0), "sqrt": (2.0, 1.0), "exp": (2.0, 1.0), "log": (2.0, 1.0),
     "sin": (8.0, 1.0), "cos": (8.0, 1.0), "tanh": (12.0, 2.0), "tanh_backward": (3.0, 0.0), "sigmoid": (4.0, 2.0),
     "sigmoid_backward": (3.0, 0.0), "silu": (4.0, 2.0), "silu_backward": (8.0, 2.0), "gelu": (30.0, 1.0), "gelu_backward": (40.0, 2.0),
+    "softplus": (6.0, 2.0), "softplus_backward": (6.0, 2.0), "log_sigmoid_forward": (6.0, 2.0), "elu": (4.0, 1.0), "log1p": (4.0, 1.0),
+    "expm1": (4.0, 1.0), "mish": (12.0, 3.0), "upsample_bilinear2d": (8.0, 0.0), "avg_pool2d_backward": (1.0, 0.0),
+    "_adaptive_avg_pool2d_backward": (1.0, 0.0), "max_pool2d_with_indices_backward": (1.0, 0.0),
     "erf": (25.0, 1.0), "native_dropout": (12.0, 0.0), "addcdiv": (10.0, 1.0),
 }  # fmt: skip
 REDUCTIONS = (
@@ -61,7 +66,13 @@ REDUCTIONS = (
     "norm",
     "linalg_vector_norm",
     "prod",
+    "logsumexp",
+    "cumsum",
+    "avg_pool2d",
+    "_adaptive_avg_pool2d",
+    "max_pool2d_with_indices",
 )
+ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")  # no kernel runs
 SORT_PASSES = 4  # kernels of a radix sort
 TRITON_1 = ("library", "triton_1")  # the option of an attention operator that FlashAttention 1 in Triton runs
 EMBEDDING_SORTED = 3072  # tokens from which the gradient of an embedding is made by sorting
@@ -84,8 +95,14 @@ def launches(node: Node, matrix_dtype: str | None = None) -> tuple[Launch, ...]:
         work = dict(node.options)
         return (Launch(replace(_pass(node, 0.0, 0.0), flop=work["flop"], special_ops=work["special"])),)
     name = node.op.removeprefix("aten.").rstrip("_") if node.op.startswith("aten.") else node.op
+    if name in ALLOCATIONS:
+        return ()
     if name in RULES:
-        return tuple(Launch(kernel) for kernel in RULES[name](node, matrix_dtype))
+        try:
+            return tuple(Launch(kernel) for kernel in RULES[name](node, matrix_dtype))
+        except (LookupError, ValueError, TypeError, ZeroDivisionError):
+            shapes = ", ".join(str(tensor.shape) for tensor in node.inputs) or "nothing"
+            raise InvalidInput(f"{node.op} of {shapes} with the options {dict(node.options)} lacks a shape or an option it needs") from None
     if name in POINTWISE:
         flop, special = POINTWISE[name]
         return (Launch(_pass(node, flop, special)),)
@@ -101,9 +118,8 @@ def matrix_flop(node: Node) -> float:
         kernel = launch.kernel
         if isinstance(kernel, Gemm):
             total += 2.0 * kernel.batch * kernel.m * kernel.n * kernel.k
-        elif isinstance(kernel, Conv2d):
-            weight, result = node.inputs[1], node.outputs[0]
-            total += 2.0 * result.numel * math.prod(weight.shape[1:])
+        elif isinstance(kernel, Conv2d) or node.op == "aten.convolution":  # every channel by itself is no product, and counts
+            total += 2.0 * node.outputs[0].numel * math.prod(node.inputs[1].shape[1:])
         elif isinstance(kernel, AttentionPrefill | AttentionBackward | FlashAttention1):
             products = 10.0 if isinstance(kernel, AttentionBackward) or getattr(kernel, "backward", False) else 4.0
             total += products * kernel.batch * kernel.num_heads * kernel.q_len * kernel.kv_len * kernel.head_dim
@@ -164,8 +180,13 @@ def _convolution(node: Node, matrix_dtype: str | None) -> tuple[Any, ...]:
         )  # fmt: skip
     if groups == image.shape[1] == weight.shape[0]:  # every channel by itself: no product of matrices
         return (_pass(node, 2.0 * per_output, 0.0),)
-    pixels = result.numel // result.shape[1]
-    return (Gemm(m=pixels, n=max(1, weight.shape[0] // groups), k=per_output, batch=groups, dtype=dtype),)
+    if options["transposed"]:  # weights are (channels in, out per group, window): each pixel of the image spreads over a window
+        return (Gemm(m=_pixels(image), n=per_output, k=max(1, weight.shape[0] // groups), batch=groups, dtype=dtype),)
+    return (Gemm(m=_pixels(result), n=max(1, weight.shape[0] // groups), k=per_output, batch=groups, dtype=dtype),)
+
+
+def _pixels(image: TensorShape) -> int:
+    return max(1, image.numel // image.shape[1])
 
 
 def _convolution_backward(node: Node, matrix_dtype: str | None) -> tuple[Any, ...]:
@@ -173,10 +194,13 @@ def _convolution_backward(node: Node, matrix_dtype: str | None) -> tuple[Any, ..
     gradient, image, weight = node.inputs[0], node.inputs[1], node.inputs[2]
     options = dict(node.options)
     dtype, groups, window = _format(gradient, matrix_dtype), int(options["groups"]), math.prod(weight.shape[2:])
-    pixels = gradient.numel // gradient.shape[1]
+    pixels, image_pixels = _pixels(gradient), _pixels(image)
     outputs, channels = max(1, weight.shape[0] // groups), weight.shape[1]
     asked = tuple(options["output_mask"])
-    image_pixels = image.numel // image.shape[1]
+    if options["transposed"]:  # the same products with image and gradient changed about
+        both = ((image_pixels, outputs, channels * window), (outputs, channels * window, image_pixels))
+        products = [Gemm(m=m, n=n, k=k, batch=groups, dtype=dtype) for is_asked, (m, n, k) in zip(asked, both, strict=False) if is_asked]
+        return (*products, *([_bias_gradient(gradient)] if asked[2] else []))
     made: list[Any] = []
     if asked[0]:
         made.append(Gemm(m=max(1, pixels if pixels < image_pixels else image_pixels), n=channels * (window if pixels < image_pixels else 1),
@@ -184,8 +208,12 @@ def _convolution_backward(node: Node, matrix_dtype: str | None) -> tuple[Any, ..
     if asked[1]:
         made.append(Gemm(m=outputs, n=channels * window, k=pixels, batch=groups, dtype=dtype))
     if asked[2]:
-        made.append(MemoryPass(read_bytes=gradient.nbytes, written_bytes=max(1, gradient.shape[1] * 4), flop=gradient.numel))
+        made.append(_bias_gradient(gradient))
     return tuple(made)
+
+
+def _bias_gradient(gradient: TensorShape) -> MemoryPass:
+    return MemoryPass(read_bytes=gradient.nbytes, written_bytes=max(1, gradient.shape[1] * 4), flop=gradient.numel)
 
 
 def _rows_and_columns(tensor: TensorShape, columns: int) -> dict[str, Any]:

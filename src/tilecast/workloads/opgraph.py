@@ -22,6 +22,9 @@ ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "fp8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8,
 }  # fmt: skip
 LARGEST = 1 << 53
+FLOATS = ("fp16", "bf16", "fp32")
+MODES = ("inference", "training")
+PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class OpGraph:
     mode: str  # inference or training
     segments: tuple[Segment, ...]
     parameters: tuple[tuple[TensorShape, int], ...]  # trainable tensors, and how many of each shape
+    frozen: tuple[tuple[TensorShape, int], ...] = ()  # weights that a training step leaves as they are
     buffers_bytes: int = 0
     inputs_bytes: int = 0
     batch: int | None = None
@@ -97,15 +101,33 @@ class OpGraph:
 
     @property
     def num_parameters(self) -> int:
-        return sum(tensor.numel * times for tensor, times in self.parameters)
+        return sum(tensor.numel * times for tensor, times in (*self.parameters, *self.frozen))
 
     @property
     def num_parameter_tensors(self) -> int:
         return sum(times for _, times in self.parameters)
 
     @property
-    def weights_bytes(self) -> int:
+    def trained_bytes(self) -> int:
+        """Of weights that have gradients."""
         return sum(tensor.nbytes * times for tensor, times in self.parameters)
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.trained_bytes + sum(tensor.nbytes * times for tensor, times in self.frozen)
+
+    @property
+    def dtype(self) -> str:
+        """The format it was traced in, as `tilecast step` names it: that of its products; amp where weights are wider than these."""
+        multiplied, kept = dict[str, int](), dict[str, int]()
+        for node, times in self.counted().items():
+            if node.op in PRODUCTS and node.inputs and node.inputs[-1].dtype in FLOATS:
+                multiplied[node.inputs[-1].dtype] = multiplied.get(node.inputs[-1].dtype, 0) + times * node.inputs[-1].numel
+        for tensor, times in (*self.parameters, *self.frozen):
+            if tensor.dtype in FLOATS:
+                kept[tensor.dtype] = kept.get(tensor.dtype, 0) + times * tensor.numel
+        widest, used = (max(sizes, key=lambda name: sizes[name], default="fp32") for sizes in (kept, multiplied or kept))
+        return "amp" if widest == "fp32" and used != "fp32" else used
 
     def counted(self) -> dict[Node, int]:
         """Each distinct operator and how often it runs."""
@@ -160,16 +182,19 @@ class OpGraph:
             return entry | ({"view": True} if node.is_view else {})
 
         segments = [{"repeat": segment.repeat, "nodes": [plain(node) for node in segment.nodes]} for segment in self.segments]
-        parameters = [[places([tensor])[0], times] for tensor, times in self.parameters]
+        parameters, frozen = ([[places([tensor])[0], times] for tensor, times in kept] for kept in (self.parameters, self.frozen))
         return {
             "schema": SCHEMA, "name": self.name, "mode": self.mode, "batch": self.batch, "seq": self.seq, "recompute": self.recompute,
             "torch_version": self.torch_version, "notes": list(self.notes), "buffers_bytes": self.buffers_bytes,
-            "inputs_bytes": self.inputs_bytes, "parameters": parameters, "segments": segments,
+            "inputs_bytes": self.inputs_bytes, "parameters": parameters, **({"frozen": frozen} if frozen else {}), "segments": segments,
             "tensors": [_tensor(shape) for shape in tensors],
         }  # fmt: skip
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(json.dumps(self.to_dict(), separators=(",", ":")), encoding="utf-8")
+        try:
+            Path(path).write_text(json.dumps(self.to_dict(), separators=(",", ":")), encoding="utf-8")
+        except OSError as problem:
+            raise InvalidInput(f"cannot write {path}: {problem.strerror}") from None
 
 
 def _tensor(shape: TensorShape) -> list[Any]:
@@ -204,21 +229,28 @@ def graph_from(table: Any, where: str = "graph", **sizes: int) -> OpGraph:
         def node(entry: Mapping[str, Any]) -> Node:
             if entry["phase"] not in PHASES:
                 raise InvalidInput(f"{where}: phase = {entry['phase']!r} must be one of {', '.join(PHASES)}")
-            shapes = {key: tuple(tensors[place] for place in entry.get(key, ())) for key in ("in", "out", "free")}
+            if missing := {"in", "out"} - set(entry):
+                raise InvalidInput(f"{where}: {entry['op']} has no {sorted(missing)[0]!r}: the places of its tensors")
+            shapes = {key: tuple(tensors[_place(place, where)] for place in entry.get(key, ())) for key in ("in", "out", "free")}
             options = tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in entry.get("options", {}).items())
+            hash(options)  # numbers, words and lists of them
             return Node(
                 str(entry["op"]), entry["phase"], shapes["in"], shapes["out"], shapes["free"], options, bool(entry.get("view", False))
             )
 
+        if table["mode"] not in MODES:
+            raise InvalidInput(f"{where}: mode = {table['mode']!r} must be one of {', '.join(MODES)}")
+        batch, seq = (sizes.get(letter, table[name]) for letter, name in (("B", "batch"), ("S", "seq")))
         return OpGraph(
-            name=table["name"],
+            name=str(table["name"]),
             mode=table["mode"],
-            batch=sizes.get("B", table["batch"]),
-            seq=sizes.get("S", table["seq"]),
+            batch=None if batch is None else _whole(batch, where),
+            seq=None if seq is None else _whole(seq, where),
             segments=tuple(
                 Segment(_whole(entry["repeat"], where), tuple(node(each) for each in entry["nodes"])) for entry in table["segments"]
             ),
-            parameters=tuple((tensors[place], _whole(times, where)) for place, times in table["parameters"]),
+            parameters=tuple((tensors[_place(place, where)], _whole(times, where)) for place, times in table["parameters"]),
+            frozen=tuple((tensors[_place(place, where)], _whole(times, where)) for place, times in table.get("frozen", ())),
             buffers_bytes=_dims([table.get("buffers_bytes", 0)], where, sizes)[0],
             inputs_bytes=_dims([table.get("inputs_bytes", 0)], where, sizes)[0],
             recompute=bool(table.get("recompute", False)),
@@ -232,6 +264,12 @@ def graph_from(table: Any, where: str = "graph", **sizes: int) -> OpGraph:
 def _whole(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
         raise InvalidInput(f"{where}: {value!r} must be a whole number of at least 1")
+    return value
+
+
+def _place(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidInput(f"{where}: {value!r} must be a place in tensors, a whole number of at least 0")
     return value
 
 

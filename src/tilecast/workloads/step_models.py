@@ -30,7 +30,7 @@ NAMES_OF_POSITIONS = ("n_positions", "max_position_embeddings")
 
 def positive(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-        raise InvalidInput(f"{name} = {value!r} must be a whole number of at least 1")
+        raise InvalidInput(f"{name} = {value!r} must be a whole number from 1 to {LARGEST:,}")
 
 
 @cache

@@ -4,10 +4,16 @@ Written for the torch of the extra `torch` (pyproject.toml). Weights are fake fr
 have shapes and nothing else, so a model of any size fits on a laptop.
 """
 
+import contextlib
 import copy
+import io
+import logging
+import re
+import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,72 +50,100 @@ OPTIONS = {
 HINTS = {
     "data-dependent": "a branch or size depends on a tensor's values: use torch.cond or torch.where, or move .item() out of forward",
     "mutat": "write to a copy instead of an input",
+    "no fake impl": "register one, which says the shapes of its results: @torch.library.register_fake",
+    "positional arguments": "example_inputs must be the arguments of forward: a tuple of them, or a mapping by name",
+    "required positional": "example_inputs must be the arguments of forward: a tuple of them, or a mapping by name",
 }
 
 
-class Step(nn.Module):
-    """A module with its loss; the detached outputs mark where the loss begins."""
+class Pass(nn.Module):
+    """A module called with some of its arguments by name; of what it returns, such as a cache, the tensors."""
 
-    def __init__(self, model: nn.Module, loss: Any) -> None:
+    def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model, self.names = model, names
+
+    def called(self, inputs: tuple[Any, ...]) -> Any:
+        first = len(inputs) - len(self.names)
+        return self.model(*inputs[:first], **dict(zip(self.names, inputs[first:], strict=True)))
 
     def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
-        outputs = self.model(*inputs)
+        return tuple(_tensors(self.called(inputs)))
+
+
+class Step(Pass):
+    """A module with its loss; the detached outputs mark where the loss begins."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...], loss: Any) -> None:
+        super().__init__(model, names)
+        self.loss = loss
+
+    def forward(self, *inputs: Any) -> tuple[Tensor, ...]:
+        outputs = self.called(inputs)
         tensors = _tensors(outputs)
         if self.loss is None:
             floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+            if not floats:
+                raise InvalidInput("the module returns no floating-point tensor, so there is nothing to differentiate; give a loss")
             value = floats[0] if floats[0].ndim == 0 else sum(tensor.sum() for tensor in floats)
         else:
             value = self.loss(outputs)
-        return (value, *(tensor.detach() for tensor in tensors))
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+            got = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise InvalidInput(f"loss must give one floating-point number and gives {got}")
+        return (value, *(tensor.detach() for tensor in tensors if tensor is not value))
 
 
 def captured(
-    module: nn.Module, inputs: tuple[Any, ...], *, mode: str, loss: Any, recompute: bool, autocast: str | None, name: str, fold: bool = True
-) -> OpGraph:
+    module: nn.Module, inputs: tuple[Any, ...], *, mode: str, loss: Any, recompute: bool | str, autocast: str | None, name: str,
+    names: tuple[str, ...] = (), fold: bool = True,
+) -> OpGraph:  # fmt: skip
     """`fold=False` traces every layer, however alike they are."""
     training = mode == "training"
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     known = next((tensor.fake_mode for tensor in (*module.parameters(), *module.buffers()) if isinstance(tensor, FakeTensor)), None)
     fakes = known or fakes
-    with warnings.catch_warnings(), fakes:
+    with warnings.catch_warnings(), _quiet(), _without_mkldnn(), fakes:
         warnings.simplefilter("ignore")
         model = _weightless(module)
         model.train(training)
-        parameters = {id(tensor): _shape(tensor) for tensor in model.parameters()}
+        weights = {id(tensor): (_shape(tensor), tensor.requires_grad or not training) for tensor in model.parameters()}
         buffers_bytes = sum(_shape(tensor).nbytes for tensor in model.buffers())
         layers, num_lists = shortened(model) if fold else (0, 0)
         asked = tuple(_fake(value) for value in inputs)
-        whole = Step(model, loss) if training else model
+        whole = Step(model, names, loss) if training else Pass(model, names)
         try:
             with torch.autocast("cpu", dtype=FORMATS.get(autocast or ""), enabled=autocast is not None), torch.set_grad_enabled(training):
-                exported = torch.export.export(whole, asked, strict=False).module(check_guards=False)
+                with contextlib.redirect_stderr(io.StringIO()):  # where export prints the graph it got to when it fails
+                    program = torch.export.export(whole, asked, strict=False)
+                _refuse_unknown_sizes(program.graph, name)
+                exported = program.module(check_guards=False)
                 _without_idle_dropout(exported)
-                graph, buffers = _joint(exported, asked, training)
+                graph, copied = _joint(exported, asked, training)
         except TilecastError:
             raise
         except Exception as problem:
             raise _explained(problem, name) from None
-    segments: tuple[Segment, ...] | None = folded(_nodes(graph, training, buffers))
+    segments: tuple[Segment, ...] | None = folded(_nodes(graph, training, copied))
     if layers:
         segments = lengthened(segments or (), layers, num_lists)
         if segments is None:  # the layers look alike, but do not act alike
-            return captured(module, inputs, mode=mode, loss=loss, recompute=recompute, autocast=autocast, name=name, fold=False)
+            return captured(
+                module, inputs, names=names, mode=mode, loss=loss, recompute=recompute, autocast=autocast, name=name, fold=False
+            )
     assert segments is not None
     if recompute:
-        segments = recomputed(segments)
-    shapes: dict[TensorShape, int] = {}
-    for shape in parameters.values():
-        shapes[shape] = shapes.get(shape, 0) + 1
+        segments = recomputed(segments, str(recompute))
+    counted = [Counter(shape for shape, is_trained in weights.values() if is_trained == asked_for) for asked_for in (True, False)]
     return OpGraph(
         name=name,
         mode=mode,
         segments=segments,
-        parameters=tuple(shapes.items()),
+        parameters=tuple(counted[0].items()),
+        frozen=tuple(counted[1].items()),
         buffers_bytes=buffers_bytes,
         inputs_bytes=sum(_shape(tensor).nbytes for tensor in _tensors(asked)),
-        recompute=recompute,
+        recompute=bool(recompute),
         torch_version=torch.__version__.partition("+")[0],
     )
 
@@ -144,13 +178,15 @@ def _without_idle_dropout(exported: nn.Module) -> None:
 
 
 def _joint(exported: nn.Module, inputs: tuple[Any, ...], training: bool) -> tuple[torch.fx.GraphModule, int]:
-    """AOTAutograd's graph, and how many of its inputs are buffers: those are copied first, as some modules write into theirs."""
+    """AOTAutograd's graph, and how many of its last inputs are buffers or arguments: they are copied first, as some modules write into
+    theirs."""
     parameters, buffers = dict(exported.named_parameters()), dict(exported.named_buffers())
     tensors, tree = torch.utils._pytree.tree_flatten(inputs)
 
     def function(*flat: Any) -> Any:
-        weights, state, given = flat[: len(parameters)], flat[len(parameters) : -len(tensors) or None], flat[len(flat) - len(tensors) :]
-        held = {**dict(zip(parameters, weights, strict=True)), **{name: each.clone() for name, each in zip(buffers, state, strict=True)}}
+        weights, state = flat[: len(parameters)], [each.clone() if isinstance(each, Tensor) else each for each in flat[len(parameters) :]]
+        given = state[len(buffers) :]
+        held = {**dict(zip(parameters, weights, strict=True)), **dict(zip(buffers, state, strict=False))}
         outputs = torch.func.functional_call(exported, held, torch.utils._pytree.tree_unflatten(given, tree), tie_weights=True)
         return (
             tuple(each.detach() if index else each for index, each in enumerate(_tensors(outputs)))
@@ -159,18 +195,19 @@ def _joint(exported: nn.Module, inputs: tuple[Any, ...], training: bool) -> tupl
         )
 
     graph = aot_export_joint_simple(function, (*parameters.values(), *buffers.values(), *tensors), trace_joint=training, decompositions={})
-    return graph, len(buffers)
+    return graph, len(buffers) + len(tensors)
 
 
 # ---- after the trace ---------------------------------------------------------------------------------------------
 
 
-def _nodes(graph: torch.fx.GraphModule, training: bool, num_buffers: int) -> list[Node]:
+def _nodes(graph: torch.fx.GraphModule, training: bool, num_copied: int) -> list[Node]:
     """The graph's operators in order, with the memory each one frees."""
     every = list(graph.graph.nodes)
     output = every[-1]
     inputs = [node for node in every if node.op == "placeholder"]
-    copies = {node for node in every if _name(node) == "aten.clone" and node.args[0] in inputs} if num_buffers else set()
+    first = len(inputs) - _num_tangents(inputs) - num_copied
+    copies = {node for given in inputs[first : first + num_copied] if (node := _first_clone(given)) is not None}
     roots: dict[tuple[FxNode, int], tuple[FxNode, int]] = {}
     last: dict[tuple[FxNode, int], FxNode] = {}
     kept: list[FxNode] = []
@@ -219,6 +256,11 @@ def _nodes(graph: torch.fx.GraphModule, training: bool, num_buffers: int) -> lis
             )
         )
     return made
+
+
+def _first_clone(given: FxNode) -> FxNode | None:
+    """The copy of an input that `_joint` made; one that the module makes itself reads that copy."""
+    return next((node for node in given.users if _name(node) == "aten.clone"), None)
 
 
 def _num_tangents(inputs: list[FxNode]) -> int:
@@ -298,6 +340,20 @@ def _tensors(value: Any) -> list[Tensor]:
 # ---- what went wrong ---------------------------------------------------------------------------------------------
 
 
+def _refuse_unknown_sizes(graph: torch.fx.Graph, name: str) -> None:
+    """A size that depends on values has no number, and neither has the time of what works on it."""
+    for node in graph.nodes:
+        for value in _values(node):
+            if isinstance(value, Tensor) and any(isinstance(size, torch.SymInt) for size in value.shape):
+                found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)', node.meta.get("stack_trace") or "")
+                own = [(file, line, code) for file, line, code in found if _is_own(file)]
+                where = " at {}:{} ({})".format(*own[-1]) if own else ""
+                raise InvalidInput(
+                    f"{name} cannot be traced{where}: {_name(node)} gives a tensor whose size is known at run time alone; "
+                    f"{HINTS['data-dependent']}"
+                )
+
+
 def _explained(problem: Exception, name: str) -> InvalidInput:
     """One sentence: which line of the user's code, why, and what to try."""
     frames = _own_frames(traceback.extract_tb(problem.__traceback__))
@@ -306,11 +362,40 @@ def _explained(problem: Exception, name: str) -> InvalidInput:
     kind = type(problem).__name__
     is_dependent = "data-dependent" in text.lower() or "DataDependent" in kind or "unbacked" in text.lower()
     hint = HINTS["data-dependent"] if is_dependent else next((value for key, value in HINTS.items() if key in text.lower()), "")
-    why = text.split(". ")[0][:240]
+    why = text.split(". ")[0][:240].rstrip(".")
     return InvalidInput(f"{name} cannot be traced{where}: {kind}: {why}{'; ' + hint if hint else ''}")
 
 
 def _own_frames(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
-    """Frames outside PyTorch and outside this file."""
-    library = str(Path(torch.__file__).parent)
-    return [frame for frame in frames if not frame.filename.startswith((library, "<")) and frame.filename != __file__]
+    return [frame for frame in frames if _is_own(frame.filename)]
+
+
+def _is_own(file: str) -> bool:
+    """Outside PyTorch, outside Python's own library and outside this file."""
+    library, python = str(Path(torch.__file__).parent), sysconfig.get_paths()["stdlib"]
+    return not file.startswith((library, "<")) and file != __file__ and (not file.startswith(python) or "site-packages" in file)
+
+
+@contextlib.contextmanager
+def _without_mkldnn() -> Iterator[None]:
+    """Recurrent layers are then the products they are made of, not one operator of the CPU's own."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What PyTorch logs of a trace that fails is said by the error, in one sentence."""
+    loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.partition(".")[0] == "torch"]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was in zip(loggers, before, strict=True):
+            logger.disabled = was
