@@ -25,7 +25,7 @@ def test_a_curve_needs_more_than_a_line(name: str) -> None:
     def left(learner: str) -> float:
         return float(np.abs(LEARNERS[learner](COLUMNS[:2500], CURVE[:2500], np.ones(2500))(COLUMNS[2500:]) - CURVE[2500:]).mean())
 
-    assert left(name) < 0.5 * left("ridge")
+    assert left(name) < 0.75 * left("ridge")
 
 
 def test_the_process_fades_away_from_its_rows_and_the_line_does_not() -> None:
