@@ -5,32 +5,27 @@ waves of tasks; the correction is then fitted on top of each in the same way. "N
 Writes results/ablations.json and ablations.md.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from benchmarks import variants
 from benchmarks.accuracy.progress import say
-from benchmarks.accuracy.publish import markdown_table
 from benchmarks.accuracy.scoring import SEED, capped
 from benchmarks.accuracy.suites.kernels_indist import rows
 from benchmarks.accuracy.suites.kernels_unseen import FAMILIES, POOL
+from benchmarks.variants import Rows
 from tilecast import hardware
-from tilecast.errors import TilecastError
 from tilecast.execution import Priced, Protocol, TaskSet
 from tilecast.execution.analytic import price
 from tilecast.hardware import GpuSpec
 from tilecast.learning import training
 from tilecast.learning.examples import Examples, examples
 
-RESULTS = Path(__file__).parent / "results"
 ROWS, QUICK_ROWS = 800, 60  # of one (group, GPU, engine)
 LEFT_OUT = ("arc-b60",)  # one GPU, one engine, kernels of its own
 SETTINGS = training.Settings(shared_trees=150, local_trees=100, rows_per_slice=10**9, shared_rows=10**9)
@@ -63,18 +58,18 @@ VARIANTS: dict[str, Change] = {
 }
 
 
-def measure(quick: bool) -> list[dict[str, Any]]:
+def measure(quick: bool) -> Rows:
     """Mean absolute error in percent, mean over (GPU, engine), by family, what was held out, and variant."""
     found = []
     for family in FAMILIES:
-        pool = _pool(family, quick)
+        pool = pool_of(family, quick)
         for variant, change in VARIANTS.items():
 
             def ablated(kernel: Any, gpu: GpuSpec, protocol: Protocol, change: Change = change) -> Priced:
                 return price(change(kernel.tasks(gpu, protocol), gpu), gpu, protocol)
 
             every = examples(pool, family, rows_per_slice=10**9, price=ablated)
-            for held_out, parts in (("shapes", _by_shape(every)), ("generation", _by_generation(every))):
+            for held_out, parts in (("shapes", by_shape(every)), ("generation", by_generation(every))):
                 learned, alone = zip(*(_errors(train, test, family, held_out) for train, test in parts), strict=True)
                 found.append({"family": family, "held_out": held_out, "variant": variant, "mape": _mean(learned)})
                 if variant == "everything":
@@ -83,19 +78,19 @@ def measure(quick: bool) -> list[dict[str, Any]]:
     return found
 
 
-def _pool(family: str, quick: bool) -> pl.DataFrame:
+def pool_of(family: str, quick: bool) -> pl.DataFrame:
     found = rows(family).filter(~pl.col("gpu").cast(pl.String).is_in(LEFT_OUT))
     if family == "gemm":
         found = found.filter((pl.col("group") == "gemm bf16") & (pl.col("n") >= 512) & (pl.col("k") >= 512))
     return capped(found, POOL, QUICK_ROWS if quick else ROWS)
 
 
-def _by_shape(every: Examples) -> Iterator[tuple[Examples, Examples]]:
+def by_shape(every: Examples) -> Iterator[tuple[Examples, Examples]]:
     is_test = every.shape < 0.2
     yield every.where(~is_test), every.where(is_test)
 
 
-def _by_generation(every: Examples) -> Iterator[tuple[Examples, Examples]]:
+def by_generation(every: Examples) -> Iterator[tuple[Examples, Examples]]:
     archs = np.array([hardware.gpu(gpu).arch for gpu in every.gpu])
     for arch in np.unique(archs):
         yield every.where(archs != arch), every.where(archs == arch)
@@ -119,40 +114,14 @@ def _mean(parts: Sequence[dict[str, float]]) -> float:
     return round(float(np.mean([error for part in parts for error in part.values()])), 2)
 
 
-def page(found: Sequence[dict[str, Any]], quick: bool) -> str:
-    variants = [*VARIANTS, "no learning"]
-    table = {(row["family"], row["held_out"], row["variant"]): row["mape"] for row in found}
-    body = [
-        [family, held_out, *(f"{table[family, held_out, variant]:.1f}" for variant in variants)]
-        for family in FAMILIES
-        for held_out in ("shapes", "generation")
-    ]
+def page(found: Rows, quick: bool) -> str:
     subset = f"{QUICK_ROWS if quick else ROWS} rows of each (family and dtype, GPU, engine), seed {SEED}"
-    return "\n\n".join(
-        [
-            "# What each part is worth",
-            (__doc__ or "").split("\n\n")[1].replace("\n", " "),
-            f"Mean absolute error in percent, mean over (GPU, engine); {subset}; few trees, so that all fits take minutes. {date.today()}",
-            markdown_table(["family", "held out", *variants], body),
-        ]
-    ) + "\n"  # fmt: skip
+    ordered = sorted(found, key=lambda row: row["variant"] == "no learning")
+    return variants.page("What each part is worth", __doc__ or "", f"{subset}; few trees, so that all fits take minutes", ordered)
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ablations", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few rows; print, write nothing")
-    options = parser.parse_args(given)
-    try:
-        found = measure(options.quick)
-    except TilecastError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return problem.exit_code
-    text = page(found, options.quick)
-    print(text)
-    if not options.quick:
-        (RESULTS / "ablations.md").write_text(text, encoding="utf-8")
-        (RESULTS / "ablations.json").write_text(json.dumps({"ablations": found, "date": str(date.today())}, indent=1) + "\n")
-    return 0
+    return variants.command("ablations", __doc__ or "", measure, page, given)
 
 
 if __name__ == "__main__":

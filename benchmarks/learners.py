@@ -6,26 +6,22 @@ regression, a network of two saturating layers, and a Gaussian process on a subs
 Writes results/learners.json and learners.md.
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
-from datetime import date
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.ablations import RESULTS, _by_generation, _by_shape, _pool
+from benchmarks import variants
+from benchmarks.ablations import by_generation, by_shape, pool_of
 from benchmarks.accuracy.progress import say
-from benchmarks.accuracy.publish import markdown_table
 from benchmarks.accuracy.scoring import capped
 from benchmarks.accuracy.suites.kernels_unseen import POOL
-from tilecast.errors import TilecastError
+from benchmarks.variants import Rows
 from tilecast.learning.boosting import boost
 from tilecast.learning.examples import Examples, examples, flags, vocabulary
-from tilecast.learning.training import _levels
+from tilecast.learning.training import levels
 
 Floats = NDArray[np.float64]
 Predict = Callable[[Floats], Floats]
@@ -101,17 +97,17 @@ def _trees(columns: Floats, target: Floats, weight: Floats) -> Predict:
 LEARNERS: dict[str, Fit] = {"none": _none, "ridge": _ridge, "network": _network, "Gaussian process": _process, "trees": _trees}
 
 
-def measure(quick: bool) -> list[dict[str, Any]]:
+def measure(quick: bool) -> Rows:
     """Mean absolute error in percent, mean over (GPU, engine)."""
-    found = []
+    found: Rows = []
     for family in FAMILIES:
-        every = examples(capped(_pool(family, quick), POOL, QUICK_ROWS if quick else ROWS), family, rows_per_slice=10**9)
-        for held_out, parts in (("shapes", _by_shape(every)), ("generation", _by_generation(every))):
+        every = examples(capped(pool_of(family, quick), POOL, QUICK_ROWS if quick else ROWS), family, rows_per_slice=10**9)
+        for held_out, parts in (("shapes", by_shape(every)), ("generation", by_generation(every))):
             errors: dict[str, list[float]] = {name: [] for name in LEARNERS}
             for train, test in parts:
                 _score(train, test, errors, with_level=held_out == "shapes")
             found += [
-                {"family": family, "held_out": held_out, "learner": name, "mape": round(float(np.mean(each)), 2)}
+                {"family": family, "held_out": held_out, "variant": name, "mape": round(float(np.mean(each)), 2)}
                 for name, each in errors.items()
             ]
             say(f"  {family}: {held_out}")
@@ -120,7 +116,7 @@ def measure(quick: bool) -> list[dict[str, Any]]:
 
 def _score(train: Examples, test: Examples, errors: dict[str, list[float]], *, with_level: bool) -> None:
     gpus = tuple(sorted(set(train.gpu.tolist())))
-    level, words = _levels(train, gpus), vocabulary(train)
+    level, words = levels(train, gpus), vocabulary(train)
     left = train.target - level[np.searchsorted(gpus, train.gpu), train.binds]
     columns, asked = (
         np.concatenate([side.numbers, flags(side, words)[side.group_of]], axis=1).astype(np.float64) for side in (train, test)
@@ -134,39 +130,13 @@ def _score(train: Examples, test: Examples, errors: dict[str, list[float]], *, w
         errors[name] += [float(error[slices == each].mean()) for each in np.unique(slices)]
 
 
-def page(found: Sequence[dict[str, Any]], quick: bool) -> str:
-    table = {(row["family"], row["held_out"], row["learner"]): row["mape"] for row in found}
-    body = [
-        [family, held_out, *(f"{table[family, held_out, learner]:.1f}" for learner in LEARNERS)]
-        for family in FAMILIES
-        for held_out in ("shapes", "generation")
-    ]
+def page(found: Rows, quick: bool) -> str:
     subset = f"{QUICK_ROWS if quick else ROWS} rows of each (family and dtype, GPU, engine)"
-    return "\n\n".join(
-        [
-            "# Which learner",
-            (__doc__ or "").split("\n\n")[1].replace("\n", " "),
-            f"Mean absolute error in percent, mean over (GPU, engine); {subset}; shapes: with each GPU's level. {date.today()}",
-            markdown_table(["family", "held out", *LEARNERS], body),
-        ]
-    ) + "\n"  # fmt: skip
+    return variants.page("Which learner", __doc__ or "", f"{subset}; shapes: with each GPU's level", found)
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.learners", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few rows; print, write nothing")
-    options = parser.parse_args(given)
-    try:
-        found = measure(options.quick)
-    except TilecastError as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        return problem.exit_code
-    text = page(found, options.quick)
-    print(text)
-    if not options.quick:
-        (RESULTS / "learners.md").write_text(text, encoding="utf-8")
-        (RESULTS / "learners.json").write_text(json.dumps({"learners": found, "date": str(date.today())}, indent=1) + "\n")
-    return 0
+    return variants.command("learners", __doc__ or "", measure, page, given)
 
 
 if __name__ == "__main__":

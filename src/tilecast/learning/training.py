@@ -140,7 +140,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
     """Levels and trees from these examples; intervals are the caller's to fill in. `own`: GPUs that get trees of their own, else all."""
     gpus = tuple(sorted(set(data.gpu.tolist())))
     words = vocabulary(data)
-    level = _levels(data, gpus)
+    level = levels(data, gpus)
     place = np.searchsorted(gpus, data.gpu)
     left = data.target - level[place, data.binds]
     named = flags(data, words)
@@ -214,7 +214,7 @@ def _kernels_on(data: Examples, gpu: str) -> dict[str, list[str]]:
     return {key: sorted(engines) for key, engines in sorted(found.items())}
 
 
-def _levels(data: Examples, gpus: Sequence[str]) -> NDArray[np.float64]:
+def levels(data: Examples, gpus: Sequence[str]) -> NDArray[np.float64]:
     """Median log ratio per GPU and what binds, shrunk towards the GPU's own median where rows are few."""
     level = np.zeros((len(gpus), len(GROUPS)))
     for place, gpu in enumerate(gpus):
