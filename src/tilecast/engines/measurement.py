@@ -61,15 +61,15 @@ def plan(gpu: GpuSpec, count: int) -> list[Planned]:
         raise InvalidInput(f"{count} kernels are more than the {len(candidates)} that can be planned on {gpu.id}")
     asked, weight = workload(gpu)
     offered = joined([priced.site for _, priced in candidates])
-    places = _of_every_family(greedy(asked, weight, offered, count)[0], greedy(asked, weight, offered, len(offered))[0], asked, offered)
+    places = _of_every_family(greedy(asked, weight, offered, len(offered))[0], count, asked, offered)
     order, explained = greedy(asked, weight, offered.where(np.array(places)), count)
     chosen = [candidates[places[place]] for place in order]
     return [Planned(row, priced.median_s, priced.bound_by, share) for (row, priced), share in zip(chosen, explained, strict=True)]
 
 
-def _of_every_family(chosen: list[int], ranked: list[int], asked: Sites, offered: Sites) -> list[int]:
-    """`chosen`, with the most telling kernel of every family of the workload in place of the least telling of families with several."""
-    places = list(chosen)
+def _of_every_family(ranked: list[int], count: int, asked: Sites, offered: Sites) -> list[int]:
+    """The first `count`, with the best of every family of the workload in place of the last of families with several."""
+    places = ranked[:count]
     for family in sorted({*asked.family.tolist()} & {*offered.family.tolist()}):
         mine = [str(offered.family[place]) for place in places]
         several = [place for place, name in zip(places, mine, strict=True) if mine.count(name) > 1]

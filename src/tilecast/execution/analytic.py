@@ -117,9 +117,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     busy["dram"] = tasks.dram_bytes / dram_per_s
 
     exposed_s = busiest * (tasks.exposed_clocks * stretched / boost_hz) if _used(tasks.exposed_clocks) else 0.0
-    memory_s = busy["dram"]
-    if _used(tasks.operand_bytes):
-        memory_s = maximum(memory_s, tasks.operand_bytes / (using.l2_over_dram * gpu.dram_data_bytes_per_s))
+    memory_s = maximum(busy["dram"], tasks.operand_bytes / (rates.dram_bytes_per_s * using.l2_over_dram))
     running = smooth_maximum([pipelines_s + rounds * using.fill_s + (using.drain_s + exposed_s), memory_s])
     launch_s = rates.launch_s - tasks.hidden_s + (using.host_event_s if protocol.timer == "event" else 0.0)
     bound_s = _bound(tasks, gpu, rates)
