@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from benchmarks.accuracy.ours import groups
+from benchmarks.accuracy.ours import shipped
 from benchmarks.accuracy.scoring import capped, grouped
 from benchmarks.accuracy.suites import e2e_inference
 from benchmarks.accuracy.suites.kernels_indist import FAMILIES, SLICES
 from tilecast.datasets import splits, store
-from tilecast.errors import InvalidInput, SpecError, TilecastError
-from tilecast.predictors.kernel import predict_kernel
+from tilecast.errors import TilecastError
 
 RECORDED = Path(__file__).parent / "results" / "gate.json"
 ROWS = 12  # of a slice
@@ -39,14 +38,7 @@ def _kernels() -> Iterator[tuple[str, float]]:
     """The shipped weights' error per (group, GPU, engine)."""
     for family in FAMILIES:
         rows = capped(grouped(splits.newest(store.rows(family, ["aiconfigurator"])), family), SLICES, ROWS)
-        predicted = np.full(rows.height, np.nan)
-        for group in groups(rows, family):
-            try:
-                found = predict_kernel(group.kernel, group.gpu, timer=group.protocol.timer, cache=group.protocol.cache, engine=group.engine)
-            except (InvalidInput, SpecError):
-                continue
-            predicted[group.rows] = found.median_s
-        error = (100 * (pl.Series(predicted) / rows["latency_s"] - 1).abs()).fill_nan(None)
+        error = (100 * (pl.Series(shipped(rows, family)) / rows["latency_s"] - 1).abs()).fill_nan(None)
         told = rows.with_columns(error.alias("error")).group_by(SLICES, maintain_order=True).agg(pl.col("error").mean())
         yield from ((" ".join(map(str, key)), value) for *key, value in told.iter_rows() if value is not None)
 

@@ -9,13 +9,15 @@ FEWEST = 50  # rows of a group
 
 
 def interval_shares(result: Result) -> list[dict[str, object]]:
-    """Rows of `Result.shares` for every predictor that gives intervals: by the first slice column and over all."""
+    """Rows of `Result.shares` for every predictor that gives intervals: over all, by what was held out, and by the first slice column."""
     if not {"low", "high"} <= set(result.predictions.columns):
         return []
     rows = result.predictions.filter(pl.col("low").is_not_null() & pl.col("predicted").is_not_null())
     found: list[dict[str, object]] = []
     for (predictor,), mine in rows.group_by("predictor", maintain_order=True):
-        groups = [("all", mine), *((str(key), part) for (key,), part in mine.group_by(_told_apart(result), maintain_order=True))]
+        groups = [("all", mine)]
+        for column in _told_apart(result):
+            groups += [(f"{column} {key}", part) for (key,), part in mine.group_by(column, maintain_order=True)]
         for name, part in groups:
             if part.height >= FEWEST:
                 found += [{"name": f"{what}: {name}", "predictor": str(predictor), "value": value, "of": part.height}
@@ -23,8 +25,9 @@ def interval_shares(result: Result) -> list[dict[str, object]]:
     return found
 
 
-def _told_apart(result: Result) -> str:
-    return "held_out" if "held_out" in result.slices else result.slices[0]
+def _told_apart(result: Result) -> list[str]:
+    """What was held out, where a suite holds out several things, and the first slice column."""
+    return [name for name in dict.fromkeys(("held_out", result.slices[0])) if name in result.slices]
 
 
 def _figures(rows: pl.DataFrame) -> dict[str, float]:

@@ -16,6 +16,7 @@ from tilecast.execution import Protocol
 from tilecast.kernels.base import execution_of, priced
 from tilecast.kernels.registry import kernels
 from tilecast.learning.features import SIZES, launches
+from tilecast.predictors.kernel import predict_kernel
 
 LEFT_OUT_ROWS, HELD_OUT_ROWS = 10_000, 16_000  # a suite fits many times; its intervals come from fits with fewer rows
 IDENTITY = ("gpu", "engine", "dtype", "identity", "timer", "cache")
@@ -89,6 +90,15 @@ class Learned:
         corrected = self.correction.correct(found, group.gpu)
         median_s = np.maximum(analytic_s * np.exp(corrected.log_ratio), time.bound_s)
         return np.maximum(median_s * np.exp(-corrected.width), time.bound_s), median_s, median_s * np.exp(corrected.width)
+
+
+def shipped(rows: pl.DataFrame, family: str) -> Seconds:
+    """The package's own answer for every row, under the row's protocol and engine."""
+    return _answered(rows, family, _as_shipped)
+
+
+def _as_shipped(group: Group) -> Seconds:
+    return predict_kernel(group.kernel, group.gpu, timer=group.protocol.timer, cache=group.protocol.cache, engine=group.engine).median_s
 
 
 def _quiet(_: str) -> None:

@@ -1,11 +1,11 @@
 """Laws of the median, with whatever corrections are shipped and with none: nothing beats its bound, the interval holds the median,
-a batch equals its members, and doubling a size does not make a launch faster."""
+a batch equals its members, and doubling a size makes a launch faster no more often than in measurements."""
 
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast.kernels.registry import kernel as kernel_record
@@ -15,8 +15,6 @@ from tilecast.predictors.kernel import BLOCK, KernelPrediction, predict_kernel
 GPUS = ("h100-sxm", "a100-sxm-80gb", "l40s", "b200-sxm", "h200-sxm", "a40", "h20", "rtx-4090", "mi300x")
 FAMILIES = ("gemm", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "moe")
 MOST_LOST = 0.03  # of the median, when a size doubles
-# What a correction may do to that law before it is of no use. Measured pairs get faster by more than 3 % in 4 to 9 % of cases.
-MOST_OFTEN, MOST_EVER_LOST = 0.09, 0.6
 NUM_SAMPLED = 300
 
 gpus = st.sampled_from(GPUS)
@@ -103,51 +101,36 @@ def test_launches_beyond_one_block_are_their_members() -> None:
         assert alone.median_s[0] == pytest.approx(together.median_s[row], rel=1e-9)
 
 
-# The share of launches and doubled sizes, as sampled below over GPUS, that lose more than 3 %, and the most that one loses. Measurements
-# break the law more often (GEMM 4 to 9 % of pairs, decode 6 %), so trees that follow them do too; attention splits KV by rule, where
-# the whole would be cheaper, whatever is learned.
-BROKEN = {
-    ("gemm", True): "3.0 % of samples, at most 46 %: odd sizes turn even when doubled, and measured pairs do the same in 4 to 9 % of cases",
-    ("moe", True): "1.3 % of samples, at most 16 %; never without a correction",
-    ("attention_prefill", False): "1.0 % of samples, at most 23 %",
-    ("attention_prefill", True): "2.4 % of samples, at most 35 %",
-    ("attention_decode", False): "0.3 % of samples, at most 32 %",
-    ("attention_decode", True): "7.4 % of samples, at most 45 %",
-    ("mla_prefill", False): "0.1 % of samples, at most 10 %",
-    ("mla_prefill", True): "0.6 % of samples, at most 21 %",
-    ("mla_decode", False): "0.1 % of samples, at most 26 %",
-    ("mla_decode", True): "2.0 % of samples, at most 30 %",
-}
-
-
-@pytest.mark.parametrize(
-    ("family", "learned"),
-    [
-        ("gemm", False),
-        ("moe", False),
-        *(
-            pytest.param(family, learned, marks=pytest.mark.xfail(reason=reason, strict=False))
-            for (family, learned), reason in BROKEN.items()
-        ),
-    ],
-)
-@settings(deadline=None, max_examples=25, derandomize=True, database=None, phases=[Phase.generate])
+@pytest.mark.parametrize("family", ["gemm", "moe"])
+@settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), gpu=gpus)
-def test_doubling_any_size_never_lowers_the_median_by_more_than_3_percent(family: str, learned: bool, seed: int, gpu: str) -> None:
+def test_in_physics_doubling_a_size_never_makes_a_launch_faster(family: str, seed: int, gpu: str) -> None:
     shape = sampled(family, np.random.default_rng(seed))
-    for what, lost in lost_when_doubled(family, shape, gpu, learned).items():
+    for what, lost in lost_when_doubled(family, shape, gpu, learned=False).items():
         worst = int(lost.argmax())
         launch = {name: int(values[worst]) for name, values in shape.items()}
         assert lost[worst] <= MOST_LOST, f"{family} on {gpu}, {launch}: twice the {what} takes {lost[worst]:.1%} less"
 
 
-@each_family
-@learned_or_not
+# The most that may lose more than 3 %, in percent of the launches and doublings sampled below, and the most that one may lose. Measured
+# launches do so in 1 to 7 % of cases, and a median that never did could not be as accurate (docs/decisions/0010). Physics splits KV by
+# rule, as attention kernels do, where the whole would be cheaper.
+MOST_OFTEN = {
+    ("gemm", True): (3.0, 50), ("moe", True): (1.3, 25),
+    ("attention_prefill", False): (1.3, 27), ("attention_prefill", True): (3.5, 55),
+    ("attention_decode", False): (0.5, 36), ("attention_decode", True): (7.5, 55),
+    ("mla_prefill", False): (0.3, 13), ("mla_prefill", True): (1.6, 45),
+    ("mla_decode", False): (0.3, 30), ("mla_decode", True): (2.5, 30),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "learned"), MOST_OFTEN)
 def test_launches_that_get_faster_when_doubled_stay_rare_and_mild(family: str, learned: bool) -> None:
     rng = np.random.default_rng(0)
     lost = np.concatenate([lost for gpu in GPUS for lost in lost_when_doubled(family, sampled(family, rng), gpu, learned).values()])
-    assert np.mean(lost > MOST_LOST) < MOST_OFTEN
-    assert lost.max() < MOST_EVER_LOST
+    share, worst = MOST_OFTEN[family, learned]
+    assert 100 * np.mean(lost > MOST_LOST) < share
+    assert 100 * lost.max() < worst
 
 
 def lost_when_doubled(family: str, shape: dict[str, np.ndarray], gpu: str, learned: bool) -> dict[str, np.ndarray]:

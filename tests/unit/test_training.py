@@ -126,7 +126,7 @@ def test_intervals_widen_from_known_shapes_to_unseen_gpus() -> None:
     for gpu, m in (("h100-sxm", 512), ("h100-sxm", 2**15), ("h800-sxm", 512), ("b200-sxm", 512)):
         spec, kernel = hardware.gpu(gpu), Gemm(m=m, n=4096, k=2048)
         found = fitted().correct(launches(kernel, spec, priced(kernel, spec, COLD), COLD, "sglang"), spec)
-        width[str(found.basis[0])] = float(found.width[0])
+        width[str(found.basis[0])] = found.width
     assert 0.8 * 1.28 * NOISE < width["interpolated"] < 2 * 1.28 * NOISE  # 80 % of a normal lies within 1.28 sigma
     assert width["interpolated"] < width["extrapolated-shape"] < min(width["unseen-gpu"], width["unseen-generation"])
     assert fitted().quantile[2] <= fitted().quantile[3]  # on the same launch

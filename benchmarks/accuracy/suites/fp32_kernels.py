@@ -3,13 +3,15 @@
 import polars as pl
 
 from benchmarks.accuracy import peers
+from benchmarks.accuracy.ours import Learned
 from benchmarks.accuracy.progress import ingesting, say
 from benchmarks.accuracy.result import Result, Suite
 from benchmarks.accuracy.scoring import SEED, answered, capped, cases, contenders, scored
 from tilecast.datasets import store
 from tilecast.datasets.splits import Split
+from tilecast.learning.correction import BASES
 
-SLICES = ("gpu", "op")
+SLICES = ("gpu", "op", "held_out")
 FAMILIES = {"bmm": "gemm", "linear": "gemm", "elementwise": "elementwise", "softmax": "softmax", "layernorm": "layer_norm"}
 TRAINED_ON = ("p4", "p100-pcie-16gb", "v100-pcie-32gb", "t4", "a100-pcie-40gb", "mi100", "mi210")
 QUICK_ROWS = 60  # test rows per GPU and op; twenty times as many for training
@@ -22,7 +24,8 @@ def sides(op: str, quick: bool = False) -> tuple[pl.DataFrame, pl.DataFrame]:
     if "op" not in rows.columns:  # elementwise rows have their own: add, mul, ...
         rows = rows.with_columns(pl.lit(op).alias("op"))
     train = rows.filter((origin == f"{op}.parquet#train") & gpu.is_in(TRAINED_ON))
-    test = rows.filter(origin == f"{op}.parquet#test")
+    held_out = pl.when(gpu.is_in(train["gpu"].cast(pl.String).unique().to_list())).then(pl.lit("shapes")).otherwise(pl.lit("GPU"))
+    test = rows.filter(origin == f"{op}.parquet#test").with_columns(held_out.alias("held_out"))
     return (capped(train, ["gpu"], 20 * QUICK_ROWS), capped(test, ["gpu"], QUICK_ROWS)) if quick else (train, test)
 
 
@@ -31,7 +34,7 @@ def run(quick: bool) -> Result:
     for op, family in FAMILIES.items():
         train, test = sides(op, quick)
         say(f"  {op}: {train.height:,} training and {test.height:,} test rows")
-        frames = [scored(contenders(), train, test, family, SLICES), *_peers(op, family, test)]
+        frames = [scored(contenders(Learned(BASES)), train, test, family, SLICES), *_peers(op, family, test)]
         predictions.append(pl.concat(frames).with_columns(pl.lit(op).alias("op")))
         split = Split("the source's own", f"{op} test rows", 0, train.height, test.height)
         made.append({"family": family, **split.to_dict()})

@@ -24,6 +24,11 @@ def argmax(parts: Sequence[Any]) -> Any:
     return np.argmax(parts, axis=0) if isinstance(parts[0], np.ndarray) else parts.index(max(parts))
 
 
+def entry(table: np.ndarray, place: Any) -> Any:
+    """What stands at a place, or at each of many."""
+    return table.take(place) if isinstance(place, np.ndarray) else table.item(place)
+
+
 def clip(values: Any, low: Any, high: Any) -> Any:
     return minimum(maximum(values, low), high)
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.errors import MissingData
-from tilecast.execution.arithmetic import clip, exp, maximum, minimum, where
+from tilecast.execution.arithmetic import clip, entry, exp, maximum, minimum, where
 from tilecast.execution.tasks import Numbers
 from tilecast.hardware import GpuSpec
 from tilecast.hardware import gpu as catalogued
@@ -79,14 +79,12 @@ class Correction:
         beyond = speaker.range.beyond(numbers)
         fade = exp(-((maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
         trees, log_error = speaker.says(numbers, timed)
-        log_ratio = fade * (speaker.carry * trees) + (speaker.level if level is None else level)[group]
+        log_ratio = fade * (speaker.carry * trees) + entry(speaker.level if level is None else level, group)
         log_ratio = clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
         basis = where(beyond > RANGE_SLACK, 1, 0) if speaker.basis == 0 else speaker.basis
-        expected = self.quantile[basis] * exp(log_error)
+        expected = entry(self.quantile, basis) * exp(log_error)
         width = clip(expected, NARROWEST, WIDEST) * (1.0 + minimum(beyond, 2.0))
-        if is_lone:
-            return Corrected(np.array([log_ratio]), np.array([width]), BASIS_NAMES[basis : basis + 1])
-        return Corrected(log_ratio, width, np.broadcast_to(BASIS_NAMES[basis], len(numbers)))
+        return Corrected(log_ratio, width, BASIS_NAMES[basis : basis + 1] if is_lone else np.broadcast_to(BASIS_NAMES[basis], len(numbers)))
 
     def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
         """The GPU itself where this kernel was measured on it, else the one with the same die whose rates are nearest, if near enough."""
@@ -214,13 +212,11 @@ def _spread(correction: Correction, names: Mapping[str, str], gpu: str | None) -
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    log_ratio: NDArray[np.float64]
-    width: NDArray[np.float64]
-    basis: np.ndarray
+    """Plain numbers for a lone launch, else arrays (L,)."""
 
-    def plain(self) -> tuple[Numbers, Numbers]:
-        """The ratio and the width; plain numbers of a lone launch."""
-        return (self.log_ratio.item(), self.width.item()) if len(self.basis) == 1 else (self.log_ratio, self.width)
+    log_ratio: Numbers
+    width: Numbers
+    basis: np.ndarray  # (L,)
 
 
 def kernel_key(names: Mapping[str, str]) -> str:

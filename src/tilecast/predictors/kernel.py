@@ -154,9 +154,8 @@ def _predict_part(
         basis = np.full(np.size(median_s), "analytic")
     else:
         corrected = _corrected(correction, kernel, gpu, asked)
-        basis = corrected.basis
-        log_ratio, width = corrected.plain()
-        median_s = maximum(median_s * exp(log_ratio), bound_s)
+        width, basis = corrected.width, corrected.basis
+        median_s = maximum(median_s * exp(corrected.log_ratio), bound_s)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
 
@@ -195,7 +194,8 @@ def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launche
         return correction.correct(unnamed, gpu)
     one, other = correction.correct(named.where(~is_unnamed), gpu), correction.correct(unnamed.where(is_unnamed), gpu)
     places = np.argsort(np.argsort(is_unnamed, kind="stable"))
-    return Corrected(*(np.concatenate([getattr(one, name), getattr(other, name)])[places] for name in ("log_ratio", "width", "basis")))
+    log_ratio, width, basis = (np.hstack([getattr(one, name), getattr(other, name)])[places] for name in ("log_ratio", "width", "basis"))
+    return Corrected(log_ratio, width, basis)
 
 
 def _opened(profile: "Profile | str | Path", gpu: GpuSpec, learned: bool) -> "Profile | None":
