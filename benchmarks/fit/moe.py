@@ -31,7 +31,8 @@ def measured() -> pl.DataFrame:
 def predicted(frame: pl.DataFrame) -> pl.DataFrame:
     """The rows with their analytic time, `analytic_s`."""
     parts = []
-    for (gpu_id, dtype, identity, timer, cache), rows in frame.group_by("gpu", "dtype", "identity", "timer", "cache", maintain_order=True):
+    told_apart = ("gpu", "dtype", "identity", "timer", "cache", "engine")
+    for (gpu_id, dtype, identity, timer, cache, engine), rows in frame.group_by(told_apart, maintain_order=True):
         gpu, protocol = hardware.gpu(str(gpu_id)), Protocol(timer=str(timer), cache=str(cache))
         texts = {name: rows[name].cast(pl.String).to_numpy().astype(str) for name in ("distribution", "moe_pass")}
         kernel = moe.Moe(
@@ -40,6 +41,7 @@ def predicted(frame: pl.DataFrame) -> pl.DataFrame:
             gated=rows["gated"].to_numpy(),
             dtype=str(dtype),
             identity=None if identity is None else str(identity),
+            engine=str(engine),
         )
         parts.append(rows.with_columns(analytic_s=analyse(kernel.tasks(gpu, protocol), gpu, protocol).analytic_s))
     return pl.concat(parts)

@@ -57,6 +57,8 @@ SOURCES = {
         "moe.K_STEP",
         "moe.STAGES",
         "moe.IMPLEMENTATIONS",
+        "moe_defaults.WARPS, STAGES",
+        "moe_defaults.LITTLE_SHARED_BYTES",
         "optimizer_update.TENSORS_PER_LAUNCH",
         "rms_norm.THREADS",
         "rope.THREADS",

@@ -23,6 +23,30 @@ def tasks(**changed):
     return one(**changed).tasks(H100, COLD)
 
 
+def test_without_a_tuned_file_triton_runs_the_engines_default():
+    # SGLang: 16x32 up to as many tokens as experts on the rank, then 64x64 in steps of 32 along K; vLLM goes by tokens alone.
+    for asked, tile in (
+        ({"engine": "sglang"}, {"block_m": 16, "block_n": 32, "block_k": 64, "num_stages": 3}),
+        ({"engine": "sglang", "ep": 8}, {"block_m": 64, "block_n": 64, "block_k": 32, "num_stages": 3}),
+        ({"engine": "vllm"}, {"block_m": 64, "block_n": 128, "block_k": 64, "num_stages": 3}),
+        ({"engine": "sglang", "dtype": "fp8_block"}, {"block_m": 64, "block_n": 128, "block_k": 128, "num_stages": 3}),
+    ):
+        ours = analyse(tasks(identity="triton", **asked), H100, COLD)
+        given = analyse(tasks(identity="triton", **asked, **tile), H100, COLD)
+        assert ours.analytic_s == pytest.approx(given.analytic_s)
+        assert ours.variant.tolist() == [f"{tile['block_m']}x{tile['block_n']}"]
+
+
+def test_defaults_differ_from_launch_to_launch_and_are_not_for_other_kernels():
+    together = analyse(tasks(num_tokens=[100, 200], engine="sglang"), H100, COLD)
+    alone = [analyse(tasks(num_tokens=tokens, engine="sglang"), H100, COLD) for tokens in (100, 200)]
+    assert together.analytic_s.tolist() == pytest.approx([float(one.analytic_s[0]) for one in alone])
+    assert [one.variant[0] for one in alone] == ["16x32", "64x64"] and set(together.variant) == {"default"}
+    for kept in ({"identity": "cutlass"}, {"dtype": "int4"}, {"engine": None}):  # one of several tiles, as a tuned file would have it
+        asked = {"engine": "sglang"} | kept
+        assert len(tasks(**asked).variants) > 1
+
+
 def test_the_family_is_found_by_name():
     assert kernel("moe") is Moe
 

@@ -15,8 +15,8 @@ from tilecast.cli.output import command_line, emit, output_options, overrides_fr
 from tilecast.errors import InvalidInput, MissingData, UnknownName
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.moe import Moe
+from tilecast.kernels.moe_defaults import ENGINES
 from tilecast.report import Grid, Report, versions
-from tilecast.tuning.defaults import ENGINES
 from tilecast.tuning.engine_files import check_folder, check_version, contents, file_dtype, write
 from tilecast.tuning.explain import explain as explained
 from tilecast.tuning.explain import words

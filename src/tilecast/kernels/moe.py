@@ -22,9 +22,9 @@ from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import flag, sizes
+from tilecast.kernels.moe_defaults import CONFIGURATION, ENGINES, default_configurations
 
 FUSED_TARGETS = ("sm_100", "sm_103")  # where engines have a fused grouped kernel
-CONFIGURATION = ("block_m", "block_n", "block_k", "group_m", "num_warps", "num_stages")
 PASSES = ("w13", "w2", "both")
 K_STEP = 64  # a main loop's step along K where none is given
 STAGES = 3  # steps in flight where none is given; all but the one computed on lie in shared memory
@@ -108,6 +108,7 @@ class Moe:
     num_stages: Any = None
     dtype: str = "bf16"
     identity: str | None = None
+    engine: str | None = None  # whose configuration a Triton kernel runs with where none is given; None: as if tuned
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run; data-centre Blackwell has kernels without a name of their own."""
@@ -117,7 +118,7 @@ class Moe:
         held = quantisation(self.dtype)
         problem = problem_of(self)
         how = _implementation(self.identity, gpu)
-        tile = _tiles(self, how, gpu, held, len(problem.num_tokens))
+        tile = _tiles(self, problem, how, gpu, held)
         return _task_set(problem, tile, how, held, gpu, protocol)
 
 
@@ -211,9 +212,12 @@ class Tile:
     names: tuple[str, ...]
 
 
-def _tiles(asked: Moe, how: Implementation, gpu: GpuSpec, held: Quantisation, num_launches: int) -> Tile:
+def _tiles(asked: Moe, problem: Problem, how: Implementation, gpu: GpuSpec, held: Quantisation) -> Tile:
     given = {name: getattr(asked, name) for name in CONFIGURATION}
-    fixed = sizes(**{name: value for name, value in given.items() if value is not None}, launches=_ones(num_launches))
+    is_fused_moe = how is IMPLEMENTATIONS["triton"] and held.weight.bits >= 8  # narrower weights have kernels of their own
+    if is_fused_moe and asked.engine in ENGINES and all(value is None for value in given.values()):
+        return _untuned(asked.engine, problem, gpu, held)
+    fixed = sizes(**{name: value for name, value in given.items() if value is not None}, launches=_ones(len(problem.num_tokens)))
     del fixed["launches"]
     rows, columns = fixed.get("block_m"), fixed.get("block_n")
     pairs = [(m, n) for m in (how.tile_rows if rows is None else (0,)) for n in (how.tile_columns if columns is None else (0,))]
@@ -227,6 +231,15 @@ def _tiles(asked: Moe, how: Implementation, gpu: GpuSpec, held: Quantisation, nu
     if rows is not None or columns is not None:
         _check_shared_memory(tile, gpu, held)
     return tile
+
+
+def _untuned(engine: str, problem: Problem, gpu: GpuSpec, held: Quantisation) -> Tile:
+    """The engine's default for each launch."""
+    on_rank = problem.num_experts / problem.ep
+    chosen = default_configurations(engine, problem.num_tokens, on_rank, held.name, gpu.shared_bytes_per_block)
+    rows, columns, k_step, stages = (chosen[name].astype(np.float64) for name in ("block_m", "block_n", "block_k", "num_stages"))
+    different = {f"{m:.0f}x{n:.0f}" for m, n in zip(rows[:, 0], columns[:, 0], strict=True)}
+    return Tile(rows=rows, columns=columns, k_step=k_step, stages=stages, names=(different.pop() if len(different) == 1 else "default",))
 
 
 def _shared_bytes(tile: Tile, held: Quantisation) -> Floats:

@@ -3,12 +3,8 @@
 from collections.abc import Mapping
 
 from tilecast.errors import UnknownName
+from tilecast.kernels.moe_defaults import ENGINES, default_configurations
 from tilecast.tuning.space import PARAMETERS
-
-ENGINES = ("sglang", "vllm")
-# Triton launches 4 warps with 3 stages where a configuration does not say.
-WARPS, STAGES = 4, 3
-LITTLE_SHARED_BYTES = 128 << 10  # of a block: with less, SGLang's FP8 default is another
 
 
 def named(*values: int) -> dict[str, int]:
@@ -21,26 +17,8 @@ def default_config(
     """The engine's own choice for a fused MoE kernel. `num_experts` are those on the rank; SGLang looks at shared memory too."""
     if engine not in ENGINES:
         raise UnknownName.among("engine", engine, ENGINES)
-    few = num_tokens <= num_experts
-    if dtype == "fp8_block":  # a tile is as wide and as deep as a block with one scale
-        if engine == "vllm":
-            return named(16 if num_tokens <= 64 else 64, 128, 128, 1 if num_tokens <= 16 else 32, WARPS, STAGES)
-        return named(64, 128, 128, 32, WARPS, STAGES)
-    if engine == "vllm":
-        return _vllm(num_tokens, num_experts, dtype)
-    if dtype in ("fp8", "fp8_static"):
-        if shared_bytes_per_block is not None and shared_bytes_per_block < LITTLE_SHARED_BYTES:
-            return named(32, 64, 256, 1, 4, 4) if few else named(64, 128, 256, 64, 4, 2)
-        return named(64, 128, 128, 1, 4, 4) if few else named(128, 256, 128, 32, 8, 4)
-    return named(16, 32, 64, 1, WARPS, STAGES) if few else named(64, 64, 32, 8, WARPS, STAGES)
-
-
-def _vllm(num_tokens: int, num_experts: int, dtype: str) -> Mapping[str, int]:
-    rows = next((rows for most, rows in ((32, 16), (96, 32), (512, 64)) if num_tokens <= most), 128)
-    columns = 64 if num_tokens <= 64 else 128
-    depth = 128 if dtype in ("fp8", "fp8_static") or num_tokens <= 64 else 64
-    group = 16 if num_tokens // max(num_experts, 1) > 128 else 1
-    return named(rows, columns, depth, group, 4 if num_tokens <= 128 else 8, 4 if num_tokens <= 32 else 3)
+    values = default_configurations(engine, num_tokens, num_experts, dtype, shared_bytes_per_block)
+    return {PARAMETERS[name]: int(value) for name, value in values.items()}
 
 
 def gemm_default(engine: str) -> Mapping[str, int]:
