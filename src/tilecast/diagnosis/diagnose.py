@@ -213,7 +213,8 @@ def _gpu(runs: Sequence[Run], asked: str | GpuSpec | None) -> GpuSpec:
         return hardware.gpu(asked) if isinstance(asked, str) else asked
     names = list(dict.fromkeys(name for run in runs for name in run.device_names))
     if not names:
-        raise InvalidInput(f"{runs[0].path} does not name its GPU: give --gpu ID")
+        how = f"breaks off ({runs[0].truncated}) before it names its GPU" if runs[0].truncated else "does not name its GPU"
+        raise InvalidInput(f"{runs[0].path} {how}: give --gpu ID")
     found = {}
     for name in names:
         try:
