@@ -136,6 +136,7 @@ def test_every_quantisation_runs_on_every_identity(dtype, identity):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
+        ({"num_experts": 10**9}, r"num_experts = 1000000000 must be at most 65,536"),
         ({"topk": 200}, r"topk = 200 exceeds num_experts = 128"),
         ({"ep": 3}, r"num_experts = 128 must be a multiple of ep = 3"),
         ({"tp": 5}, r"inter_size = 768 must be a multiple of tp = 5"),

@@ -29,6 +29,7 @@ PASSES = ("w13", "w2", "both")
 K_STEP = 64  # a main loop's step along K where none is given
 STAGES = 3  # steps in flight where none is given; all but the one computed on lie in shared memory
 WIDENING_FLOP = 8.0  # vector work per weight stored narrower than the 16 bits it is computed with: unpack, convert, scale, put back
+MOST_EXPERTS = 65_536  # of one layer; routers have hundreds
 NUM_DRAWS = 8  # orders of the experts over which the busiest rank of a skewed load is averaged
 
 
@@ -149,6 +150,7 @@ def problem_of(asked: Moe) -> Problem:
     names = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep")
     longest = max(len(gated), *(len(text) for text in texts.values()), *(np.size(getattr(asked, name)) for name in CONFIGURATION))
     size = sizes(**{name: getattr(asked, name) for name in names}, launches=_ones(longest))
+    _require(size["num_experts"] <= MOST_EXPERTS, f"num_experts = {{num_experts}} must be at most {MOST_EXPERTS:,}", size)
     _require(size["topk"] <= size["num_experts"], "topk = {topk} exceeds num_experts = {num_experts}", size)
     _require(size["num_experts"] % size["ep"] == 0, "num_experts = {num_experts} must be a multiple of ep = {ep}", size)
     _require(size["inter_size"] % size["tp"] == 0, "inter_size = {inter_size} must be a multiple of tp = {tp}", size)
