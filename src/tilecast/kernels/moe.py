@@ -6,7 +6,7 @@ with tokens read their weights. Under expert parallelism the busiest rank is pri
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -79,6 +79,11 @@ IMPLEMENTATIONS = {
         num_small_kernels=5, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
         tile_rows=(64, 128), tile_columns=(64, 128),
     ),
+    # Triton's with the tile that suits the launch, as a tuned configuration gives it, instead of SGLang's default.
+    "tuned": Implementation(
+        num_small_kernels=4, num_quantise_kernels=2, copies_tokens=False, fuses_activation=False, keeps_foreign_rows=True, multicasts=False,
+        tile_rows=(16, 32, 64, 128), tile_columns=(64, 128, 256),
+    ),
 }  # fmt: skip
 
 
@@ -113,6 +118,11 @@ class Moe:
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run; data-centre Blackwell has kernels without a name of their own."""
         return None if gpu.target in FUSED_TARGETS else "triton"
+
+    def well_made(self, gpu: GpuSpec) -> "Moe":
+        """The same work in tiles that suit it: what was configured, or is an engine's default, says nothing of how fast it can be."""
+        identity = self.identity or self.newest_identity(gpu)
+        return replace(self, **dict.fromkeys(CONFIGURATION), identity="tuned" if identity == "triton" else self.identity)
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         held = quantisation(self.dtype)
@@ -228,7 +238,17 @@ def _tiles(asked: Moe, how: Implementation, gpu: GpuSpec, held: Quantisation, nu
     )
     if rows is not None or columns is not None:
         _check_shared_memory(tile, gpu, held)
-    return tile
+        return tile
+    return _that_fit(tile, gpu, held)
+
+
+def _that_fit(tile: Tile, gpu: GpuSpec, held: Quantisation) -> Tile:
+    """Candidates that shared memory has room for, for all launches; all of them where it has room for none."""
+    fits = (_shared_bytes(tile, held) <= (gpu.shared_bytes_per_block or np.inf)).all(axis=0)
+    if fits.all() or not fits.any():
+        return tile
+    names = tuple(name for name, does in zip(tile.names, fits.tolist(), strict=True) if does)
+    return replace(tile, rows=tile.rows[:, fits], columns=tile.columns[:, fits], names=names)
 
 
 def _shared_bytes(tile: Tile, held: Quantisation) -> Floats:
