@@ -183,9 +183,17 @@ def test_zero_and_impossible_durations_are_told_and_left_out(tmp_path: Path) -> 
     made.call("aten::add", SUM, ADD, float("nan"), 3.0)
     found = diagnose(made.write(tmp_path / "t.json"))
     assert found.num_kernels == 5
-    assert any("last 0 s" in note for note in found.notes)
     assert "2 GPU events with impossible times" in found.partial_because[0]
+    assert "1 of 5 GPU events last 0 s, so their time is missing" in found.partial_because[1]
     assert next(row for row in found.rows if row.measured_s == 0).unpriced_because == "the trace gives it no duration"
+
+
+def test_a_rare_kernel_below_the_profilers_resolution_leaves_a_result_whole(tmp_path: Path) -> None:
+    made = plain(60)
+    made.call("aten::add", SUM, ADD.replace("add", "sub"), 1e6, 0.0)
+    found = diagnose(made.write(tmp_path / "t.json"))
+    assert not found.partial_because
+    assert any("1 GPU events last 0 s: below" in note for note in found.notes)
 
 
 def test_skewed_clocks_are_told_and_idle_time_is_given_no_reason(tmp_path: Path) -> None:
