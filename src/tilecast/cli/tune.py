@@ -216,7 +216,7 @@ def histogram_of(file: str | None) -> tuple[float, ...] | None:
     except (ValueError, TypeError, UnicodeDecodeError):
         values = np.empty(0)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
-        raise InvalidInput(f"--histogram {file} must hold a JSON list of numbers, one for each expert, none below 0")
+        raise InvalidInput(f"--histogram {file} must hold a JSON list of numbers, one for each expert, none below 0 and not all 0")
     return tuple(values.tolist())
 
 
