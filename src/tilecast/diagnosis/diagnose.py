@@ -310,7 +310,9 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], total_s: float) -> tuple[li
         if run.num_dropped:
             partial.append(f"{name}: {run.num_dropped:,} GPU events with impossible times are left out")
         if run.num_zero > MOST_ZERO * run.num_gpu_events:
-            partial.append(f"{name}: {run.num_zero:,} of {run.num_gpu_events:,} GPU events last 0 s, so their time is missing from every sum")
+            partial.append(
+                f"{name}: {run.num_zero:,} of {run.num_gpu_events:,} GPU events last 0 s, so their time is missing from every sum"
+            )
         elif run.num_zero:
             notes.append(f"{name}: {run.num_zero:,} GPU events last 0 s: below the profiler's resolution")
         if run.num_skewed:

@@ -122,7 +122,8 @@ class Moe:
     def well_made(self, gpu: GpuSpec) -> "Moe":
         """The same work in tiles that suit it: what was configured, or is an engine's default, says nothing of how fast it can be."""
         identity = self.identity or self.newest_identity(gpu)
-        return replace(self, **dict.fromkeys(CONFIGURATION), identity="tuned" if identity == "triton" else self.identity)
+        unset: dict[str, Any] = dict.fromkeys(CONFIGURATION)
+        return replace(self, **unset, identity="tuned" if identity == "triton" else self.identity)
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         held = quantisation(self.dtype)
@@ -244,10 +245,10 @@ def _tiles(asked: Moe, how: Implementation, gpu: GpuSpec, held: Quantisation, nu
 
 def _that_fit(tile: Tile, gpu: GpuSpec, held: Quantisation) -> Tile:
     """Candidates that shared memory has room for, for all launches; all of them where it has room for none."""
-    fits = (_shared_bytes(tile, held) <= (gpu.shared_bytes_per_block or np.inf)).all(axis=0)
+    fits = np.all(_shared_bytes(tile, held) <= (gpu.shared_bytes_per_block or np.inf), axis=0)
     if fits.all() or not fits.any():
         return tile
-    names = tuple(name for name, does in zip(tile.names, fits.tolist(), strict=True) if does)
+    names = tuple(tile.names[place] for place in np.flatnonzero(fits))
     return replace(tile, rows=tile.rows[:, fits], columns=tile.columns[:, fits], names=names)
 
 
