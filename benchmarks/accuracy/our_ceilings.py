@@ -10,7 +10,7 @@ from tilecast.execution import Protocol
 from tilecast.kernels.base import priced
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.ceiling_training import ROWS_PER_SLICE, Levels, dies_of, fit, folds_by, held_out_by, levels_of
-from tilecast.learning.ceilings import Ceiling
+from tilecast.learning.ceilings import Ceiling, well_made
 from tilecast.learning.examples import Examples, examples
 from tilecast.learning.features import Launches, launches
 from tilecast.learning.recipes import training_rows
@@ -37,7 +37,7 @@ def described(family: str, measured: pl.DataFrame) -> tuple[Examples, np.ndarray
         texts = [name for name in PARAMETERS[family] if part.schema[name] == pl.String]
         arguments = {name: first[name] if name in texts else part[name].to_numpy() for name in PARAMETERS[family]}
         gpu, timing = hardware.gpu(str(key[0])), Protocol(first["timer"], first["cache"])
-        built = kernel_record(family)(dtype=first["dtype"], identity=first["identity"], **arguments)
+        built = well_made(kernel_record(family)(dtype=first["dtype"], identity=first["identity"], **arguments), gpu)
         found = priced(built, gpu, timing)
         asked = launches(built, gpu, found, timing, "")
         parts.append((part["_place"].to_numpy(), asked, np.asarray(found.analytic_s), np.asarray(found.bound_s)))
@@ -84,7 +84,7 @@ def for_gpus(family: str, measured: pl.DataFrame, siblings: str, every: int = 1)
         measured[::every],
     )
     found = {quantile: np.empty(len(data.target)) for quantile in QUANTILES}
-    shipped = None if len(dies_of(data)) > 1 else examples(training_rows(family, ()), family, rows_per_slice=ROWS_PER_SLICE // every)
+    shipped = None if len(dies_of(data)) > 1 else _shipped(family, every)
     for gpu in sorted(set(data.gpu.tolist())):
         say(f"  {family}: ceiling on {gpu}, unseen")
         away = np.isin(data.gpu, splits.same_die(gpu) if siblings == "out" else [gpu])
@@ -92,6 +92,10 @@ def for_gpus(family: str, measured: pl.DataFrame, siblings: str, every: int = 1)
         fitted = fit(data.where(~away), family, np.zeros(0, np.int64), bases=("unseen-gpu",), elsewhere=elsewhere, say=_quiet)
         _fill(found, fitted, data, data.gpu == gpu, analytic_s, bound_s)
     return {quantile: _framed(measured, times) for quantile, times in found.items()}
+
+
+def _shipped(family: str, every: int) -> Examples:
+    return examples(training_rows(family, ()), family, rows_per_slice=ROWS_PER_SLICE // every, seen_as=well_made)
 
 
 def _levels(data: Examples, family: str) -> Levels:

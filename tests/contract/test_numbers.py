@@ -97,6 +97,7 @@ SOURCES = {
         "base.LARGEST",
         "collectives.FULL_BOX",
         "gemm.NEVER",
+        "moe.MOST_EXPERTS",
         "moe.NUM_DRAWS",
     },
 }

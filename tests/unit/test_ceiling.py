@@ -9,6 +9,8 @@ import pytest
 from tilecast import hardware, predict_kernel
 from tilecast.diagnosis.ceiling import MEANINGS, ceiling_of, gap
 from tilecast.errors import InvalidInput, MissingData
+from tilecast.execution import Protocol
+from tilecast.kernels.base import priced
 from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.moe import Moe
 from tilecast.kernels.softmax import Softmax
@@ -134,6 +136,36 @@ def test_rows_of_one_die_take_the_levels_of_others():
     narrow, wide = (shares_below(twins, Levels(between=between, num_dies=14), 0, -0.14) for between in (0.01, 0.12))
     assert narrow[3] == 0.0, "what twins say of each other is nothing about a third GPU"
     assert wide[0] == 0.0 and wide[3] > 0.9
+
+
+def test_one_die_says_less_than_many():
+    # Levels around a common mean, each 1 from it: the next lies sqrt(1 + 1/14) from the mean of fourteen, sqrt(2) from a single one.
+    fifteen = Levels(between=0.1, num_dies=15)
+    assert fifteen.said_by(14).between == pytest.approx(0.1)
+    assert fifteen.said_by(1).between == pytest.approx(0.1 * np.sqrt(2 / (15 / 14)))
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "l40s", "t4"])
+def test_the_ceiling_of_experts_is_of_tiles_that_suit_them_whatever_was_configured(gpu):
+    asked = Moe(num_tokens=4096, hidden_size=2048, inter_size=768, num_experts=128, topk=8, dtype="fp16")
+    narrow = replace(asked, block_m=16, block_n=32, identity="triton")
+    one, other = (predict_kernel(kernel, gpu, learned=False) for kernel in (asked, narrow))
+    assert other.median_s[0] > one.median_s[0], "the tile costs time"
+    assert ceiling_of(one).ceiling_s == pytest.approx(ceiling_of(other).ceiling_s), "which is nothing about how fast such work can be"
+    spec = hardware.gpu(gpu)
+    assert priced(asked.well_made(spec), spec, one.protocol).analytic_s <= priced(asked, spec, one.protocol).analytic_s
+
+
+def test_tiles_without_room_in_shared_memory_are_no_candidates():
+    asked = Moe(num_tokens=4096, hidden_size=2048, inter_size=768, num_experts=128, topk=8, dtype="fp16")
+
+    def names(gpu):
+        spec = hardware.gpu(gpu)
+        return asked.well_made(spec).tasks(spec, Protocol()).variants
+
+    # (128 + 256) x 64 numbers of 2 bytes, twice: 98,304 bytes. A block of the T4 has 65,536, one of the H100 232,448.
+    assert "128x256" in names("h100-sxm") and "128x256" not in names("t4")
+    assert "128x128" in names("t4"), "65,536 bytes"
 
 
 def test_an_impossible_quantile_is_refused():

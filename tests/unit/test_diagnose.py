@@ -52,6 +52,14 @@ def test_metadata_may_stand_on_either_side_and_a_list_of_events_will_do(tmp_path
     assert diagnose(tmp_path / "list.json", gpu="h100-sxm").num_kernels == 8
 
 
+def test_a_trace_that_breaks_off_before_it_names_its_gpu_says_both(tmp_path: Path) -> None:
+    document = plain().document()
+    text = json.dumps({"traceEvents": document["traceEvents"], "deviceProperties": document["deviceProperties"]})
+    (tmp_path / "t.json").write_text(text[: text.index('"deviceProperties"') - 10])
+    with pytest.raises(InvalidInput, match=r"breaks off \(.*\) before it names its GPU: give --gpu ID"):
+        diagnose(tmp_path / "t.json")
+
+
 def test_words_of_older_profilers_are_understood(tmp_path: Path) -> None:
     made = plain()
     older = {"kernel": "Kernel", "cpu_op": "Operator", "cuda_runtime": "Runtime"}
@@ -175,9 +183,17 @@ def test_zero_and_impossible_durations_are_told_and_left_out(tmp_path: Path) -> 
     made.call("aten::add", SUM, ADD, float("nan"), 3.0)
     found = diagnose(made.write(tmp_path / "t.json"))
     assert found.num_kernels == 5
-    assert any("last 0 s" in note for note in found.notes)
     assert "2 GPU events with impossible times" in found.partial_because[0]
+    assert "1 of 5 GPU events last 0 s, so their time is missing" in found.partial_because[1]
     assert next(row for row in found.rows if row.measured_s == 0).unpriced_because == "the trace gives it no duration"
+
+
+def test_a_rare_kernel_below_the_profilers_resolution_leaves_a_result_whole(tmp_path: Path) -> None:
+    made = plain(60)
+    made.call("aten::add", SUM, ADD.replace("add", "sub"), 1e6, 0.0)
+    found = diagnose(made.write(tmp_path / "t.json"))
+    assert not found.partial_because
+    assert any("1 GPU events last 0 s: below" in note for note in found.notes)
 
 
 def test_skewed_clocks_are_told_and_idle_time_is_given_no_reason(tmp_path: Path) -> None:
@@ -187,7 +203,10 @@ def test_skewed_clocks_are_told_and_idle_time_is_given_no_reason(tmp_path: Path)
             event["ts"] -= 20.0
     first, second = diagnose(honest.write(tmp_path / "a.json")), diagnose(skewed.write(tmp_path / "b.json"))
     assert first.timeline.waiting_for_host_s > 0
-    assert second.timeline.waiting_for_host_s == 0
+    assert second.timeline.waiting_for_host_s is None, "0 s would say that nothing was launched too late"
+    assert second.to_dict()["timeline"]["waiting_for_host_fraction"] is None
+    (idle,) = [sentence for sentence in second.findings if "is idle" in sentence]
+    assert "the clocks of host and GPU differ" in idle and "launch" not in idle
     assert any("8 kernels start before" in note for note in second.notes)
     assert second.timeline.busy_s == pytest.approx(first.timeline.busy_s)
 

@@ -86,6 +86,7 @@ RUN = RunFacts(
         ({}, ["idle 400 ms, 40 % of the span, 300 ms of it because the next kernel had not been launched"]),
         ({"idle_s": 0.3, "waiting_for_host_s": 0.2}, ["idle 300 ms, 30 % of the span, 200 ms of it because"]),
         ({"waiting_for_host_s": 0.1}, ["in 1,000 gaps, most of them not for want of a launch"]),
+        ({"waiting_for_host_s": None}, ["in 1,000 gaps, the longest 10 ms; the clocks of host and GPU differ"]),
         ({"longest_gap_s": 0.35}, ["350 ms of it in one gap"]),
         ({"with_stack": True}, ["Python stacks were recorded"]),
         ({"idle_s": 0.01}, []),

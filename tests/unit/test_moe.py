@@ -42,7 +42,7 @@ def test_defaults_differ_from_launch_to_launch_and_are_not_for_other_kernels():
     alone = [analyse(tasks(num_tokens=tokens, engine="sglang"), H100, COLD) for tokens in (100, 200)]
     assert together.analytic_s.tolist() == pytest.approx([float(one.analytic_s[0]) for one in alone])
     assert [one.variant[0] for one in alone] == ["16x32", "64x64"] and set(together.variant) == {"default"}
-    for kept in ({"identity": "cutlass"}, {"dtype": "int4"}, {"engine": None}):  # one of several tiles, as a tuned file would have it
+    for kept in ({"identity": "cutlass"}, {"dtype": "int4_wo"}, {"engine": None}):  # one of several tiles, as a tuned file would have it
         asked = {"engine": "sglang"} | kept
         assert len(tasks(**asked).variants) > 1
 
@@ -160,6 +160,7 @@ def test_every_quantisation_runs_on_every_identity(dtype, identity):
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
+        ({"num_experts": 10**9}, r"num_experts = 1000000000 must be at most 65,536"),
         ({"topk": 200}, r"topk = 200 exceeds num_experts = 128"),
         ({"ep": 3}, r"num_experts = 128 must be a multiple of ep = 3"),
         ({"tp": 5}, r"inter_size = 768 must be a multiple of tp = 5"),

@@ -83,6 +83,14 @@ def test_the_shortlist_as_csv_is_the_file_that_measuring_takes(tmp_path, tilecas
     assert found["speedup"]["median"] == pytest.approx(4 / 3) and found["speedup"]["basis"] == "measured"
     said = tilecast(*asked).out
     assert "Worth measuring" in said and "Worth measuring" not in tilecast(*asked[:-2]).out
+    first, second, *_ = tilecast(*asked, "--measure", str(file), "--csv").out.splitlines()[1:]
+    assert (first.rpartition(",")[2], second.rpartition(",")[2]) == ("0.0001", "0.0002"), "the fastest first, each with its time"
+    assert "100 us" in tilecast(*asked, "--measure", str(file)).out
+
+
+def test_measuring_without_a_file_is_on_the_gpu_that_is_here(tilecast):
+    asked = ("tune", "moe", "--gpu", "h800-sxm", "--model", "Qwen/Qwen3-30B-A3B", "--tokens", "64", "--measure", "--shortlist", "3")
+    assert "runner_for('triton', " in tilecast(*asked, "--as-python").out
 
 
 class Event:

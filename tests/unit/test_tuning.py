@@ -455,6 +455,13 @@ def test_an_amd_gpu_is_refused(tilecast):
     assert result.code == 2 and "NVIDIA" in result.err
 
 
+def test_a_histogram_in_which_no_expert_is_chosen_is_refused(tmp_path, tilecast):
+    file = tmp_path / "loads.json"
+    file.write_text(json.dumps([0] * 128))
+    result = tilecast("tune", "moe", "--gpu", "h100-sxm", "--model", MODEL, "--histogram", str(file))
+    assert result.code == 2 and "not all 0" in result.err
+
+
 def test_a_histogram_of_another_number_of_experts_is_refused(tmp_path, tilecast):
     file = tmp_path / "loads.json"
     file.write_text("[1, 2, 3]")

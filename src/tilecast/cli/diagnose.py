@@ -156,6 +156,10 @@ def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
+def _waiting(waiting_s: float | None) -> str:
+    return "for what is not known: clocks differ" if waiting_s is None else f"of it waiting for a launch: {seconds(waiting_s)}"
+
+
 def _headline(found: Diagnosis) -> Grid:
     times = found.timeline
     span = times.span_s
@@ -165,7 +169,7 @@ def _headline(found: Diagnosis) -> Grid:
     rows = [
         ("span", seconds(span), "", "first kernel to last" + several),
         ("busy", seconds(times.busy_s), percent(times.busy_s, span), "at least one kernel or copy runs"),
-        ("idle", seconds(times.idle_s), percent(times.idle_s, span), f"of it waiting for a launch: {seconds(times.waiting_for_host_s)}"),
+        ("idle", seconds(times.idle_s), percent(times.idle_s, span), _waiting(times.waiting_for_host_s)),
         ("communicating", seconds(times.communicating_s), percent(times.communicating_s, span),
          f"of it behind computation: {seconds(times.overlapped_s)}"),
         ("GPU time", seconds(found.gpu_time_s), "", f"{found.num_kernels:,} kernels and copies, end to end"),

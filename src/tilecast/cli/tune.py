@@ -58,7 +58,13 @@ def file_options(function: Any) -> Any:
         click.option(
             "--shortlist", metavar="K", type=int, help=f"Show the K configurations worth measuring [default: {SHORTLIST}, in --json]."
         ),
-        click.option("--measure", metavar="triton|FILE.csv", help="Time the shortlist: on the GPU that is here, or from recorded times."),
+        click.option(
+            "--measure",
+            metavar="[triton|FILE.csv]",
+            is_flag=False,
+            flag_value="triton",
+            help="Time the shortlist: on the GPU that is here, or from recorded times.",
+        ),
     )
     for option in reversed(options):
         function = option(function)
@@ -210,7 +216,7 @@ def histogram_of(file: str | None) -> tuple[float, ...] | None:
     except (ValueError, TypeError, UnicodeDecodeError):
         values = np.empty(0)
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
-        raise InvalidInput(f"--histogram {file} must hold a JSON list of numbers, one for each expert, none below 0")
+        raise InvalidInput(f"--histogram {file} must hold a JSON list of numbers, one for each expert, none below 0 and not all 0")
     return tuple(values.tolist())
 
 
@@ -303,10 +309,11 @@ def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
         emit(Report(answer="", python=python), **output)
         return
     timer: Timer | None = None
+    times: Times = {}
     if asked["measure"]:
         from tilecast.tuning.runners.base import runner_for
 
-        time_s = runner_for(asked["measure"], gpu).time_s
+        time_s = noted(runner_for(asked["measure"], gpu).time_s, times)
         timer = told(time_s, len(tokens)) if asked["measure"] == "triton" else time_s
     started = time.perf_counter()
     size = SHORTLIST if asked["shortlist"] is None else asked["shortlist"]
@@ -314,8 +321,27 @@ def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
     spent_s = time.perf_counter() - started
     files = contents(tuned, asked["triton_version"])
     written = [str(path) for path in write(folder, files)] if folder else []
-    report = tuned_report(tuned, spent_s, line, written, files, python, is_listed=asked["shortlist"] is not None)
+    report = tuned_report(tuned, spent_s, line, written, files, python, times, is_listed=asked["shortlist"] is not None)
     emit(report, **output)
+
+
+Times = dict[tuple[str, int, tuple[int, ...]], float]  # measured: pass, number of tokens and configuration -> seconds
+
+
+def noted(time_s: Timer, times: Times) -> Timer:
+    """Keeps what was measured in `times`."""
+
+    def timed(launch: Moe, config: Mapping[str, int]) -> float | None:
+        seconds = time_s(launch, config)
+        if seconds is not None:
+            times[_key(str(launch.moe_pass), int(launch.num_tokens), config)] = seconds
+        return seconds
+
+    return timed
+
+
+def _key(moe_pass: str, num_tokens: int, config: Mapping[str, int]) -> tuple[str, int, tuple[int, ...]]:
+    return moe_pass, num_tokens, tuple(config[name] for name in PARAMETERS.values())
 
 
 def told(time_s: Timer, num_counts: int) -> Timer:
@@ -333,12 +359,20 @@ def told(time_s: Timer, num_counts: int) -> Timer:
 
 
 def tuned_report(
-    tuned: Tuned, spent_s: float, line: str, written: Sequence[str], files: Mapping[str, str], python: str, *, is_listed: bool
+    tuned: Tuned,
+    spent_s: float,
+    line: str,
+    written: Sequence[str],
+    files: Mapping[str, str],
+    python: str,
+    times: Mapping[tuple[str, int, tuple[int, ...]], float],
+    *,
+    is_listed: bool,
 ) -> Report:
     """`is_listed`: with the configurations worth measuring, one by one."""
     records = [record(choice) for choice in tuned.choices]
     has_down = any(choice.down_config is not None for choice in tuned.choices)
-    listed = worth_measuring(tuned) if is_listed else []
+    listed = worth_measuring(tuned, times) if is_listed else []
     rows = [
         (str(choice.num_tokens), words(choice.config), *([words(choice.down_config)] if choice.down_config else []), words(choice.default),
          _gain_words(choice))
@@ -382,27 +416,28 @@ def _rests_on(tuned: Tuned) -> str:
     return f" (basis {', '.join(bases)})" if bases else ""
 
 
-def worth_measuring(tuned: Tuned) -> list[dict[str, Any]]:
-    """A line for each configuration and pass that `--measure FILE.csv` would look up, the time left open, the default too."""
+def worth_measuring(tuned: Tuned, times: Mapping[tuple[str, int, tuple[int, ...]], float]) -> list[dict[str, Any]]:
+    """A line for each configuration and pass that `--measure FILE.csv` would look up, the default too; a time not measured is left open."""
     lines: list[dict[str, Any]] = []
     for choice in tuned.choices:
         for name in passes_of(tuned.layer):
             configs = choice.down_shortlist if name == "w2" and choice.down_config else choice.shortlist
             wanted = [(str(place), config) for place, config in enumerate(configs, start=1)] + [("default", choice.default)]
-            lines += [
-                {"num_tokens": choice.num_tokens, "moe_pass": name, "what": what, **config, "latency_s": ""} for what, config in wanted
-            ]
+            for what, config in wanted:
+                seconds = times.get(_key(name, choice.num_tokens, config), "")
+                lines.append({"num_tokens": choice.num_tokens, "moe_pass": name, "what": what, **config, "latency_s": seconds})
     return lines
 
 
 def _listed_grid(lines: Sequence[Mapping[str, Any]], *, is_measured: bool) -> Grid:
-    columns = ("tokens", "pass", "#", "configuration")
+    columns = ("tokens", "pass", "#", "configuration", *(["measured"] if is_measured else []))
     rows = [
-        (str(line["num_tokens"]), line["moe_pass"], line["what"], words({name: line[name] for name in PARAMETERS.values()}))
+        (str(line["num_tokens"]), line["moe_pass"], line["what"], words({name: line[name] for name in PARAMETERS.values()}),
+         *([units.human("_s", line["latency_s"]) if line["latency_s"] else "-"] if is_measured else []))
         for line in lines
-    ]
+    ]  # fmt: skip
     title = "Measured, the fastest first" if is_measured else "Worth measuring, the likeliest first"
-    return Grid(title=title, columns=columns, rows=rows, right=frozenset({"tokens", "#"}))
+    return Grid(title=title, columns=columns, rows=rows, right=frozenset({"tokens", "#", "measured"}))
 
 
 FOLDERS = {"sglang": "sglang/kernels/ops/quantization/configs", "vllm": "vllm/model_executor/layers/quantization/utils/configs"}

@@ -185,7 +185,7 @@ def _tile(kernel: str) -> str:
 class RunFacts:
     span_s: float
     idle_s: float
-    waiting_for_host_s: float
+    waiting_for_host_s: float | None
     longest_gap_s: float
     num_gaps: int
     communicating_s: float
@@ -212,7 +212,11 @@ def _idle(facts: RunFacts) -> Weighed:
     if facts.idle_s <= LEAST_IDLE * facts.span_s:
         return None
     late, longest = facts.waiting_for_host_s, facts.longest_gap_s
-    if longest > 0.5 * facts.idle_s:
+    if late is None:
+        why = (
+            f"in {facts.num_gaps:,} gaps, the longest {time(longest)}; the clocks of host and GPU differ, so the trace cannot say what for"
+        )
+    elif longest > 0.5 * facts.idle_s:
         why = f"{time(longest)} of it in one gap: look at what the host did before the run proper"
     elif late > 0.5 * facts.idle_s:
         why = f"{time(late)} of it because the next kernel had not been launched: CUDA graphs, torch.compile or larger batches help"

@@ -16,7 +16,7 @@ from tilecast.errors import InvalidInput, MissingData
 from tilecast.execution.analytic import Analysis, smooth_maximum
 from tilecast.execution.tasks import Floats
 from tilecast.kernels.base import priced
-from tilecast.learning.ceilings import Ceiling, path_of, read
+from tilecast.learning.ceilings import Ceiling, path_of, read, well_made
 from tilecast.learning.features import asked_names, launches
 from tilecast.predictors.kernel import KernelPrediction, in_engine
 
@@ -44,7 +44,8 @@ class Part:
 
 def ceiling_of(prediction: KernelPrediction, quantile: float = QUANTILE, using: Ceiling | None = None) -> Reached:
     """What well-made kernels take for this demand; never below the bound."""
-    kernel, gpu = in_engine(prediction.kernel, "sglang"), prediction.gpu
+    gpu = prediction.gpu
+    kernel = well_made(in_engine(prediction.kernel, "sglang"), gpu)
     ceiling = using or ceiling_for(kernel.family)
     found = priced(kernel, gpu, prediction.protocol)
     asked = launches(kernel, gpu, found, prediction.protocol, "sglang")

@@ -22,6 +22,7 @@ from tilecast.markup import html_table
 
 SCHEMA = "tilecast.diagnose/1"
 MOST_SHOWN = 20  # rows in a notebook
+MOST_ZERO = 0.01  # of GPU events: more without a duration, and what a trace adds up to is partial
 POINTWISE = ("elementwise", "concatenate", "reduction", "copy", "gather")
 
 
@@ -213,7 +214,8 @@ def _gpu(runs: Sequence[Run], asked: str | GpuSpec | None) -> GpuSpec:
         return hardware.gpu(asked) if isinstance(asked, str) else asked
     names = list(dict.fromkeys(name for run in runs for name in run.device_names))
     if not names:
-        raise InvalidInput(f"{runs[0].path} does not name its GPU: give --gpu ID")
+        how = f"breaks off ({runs[0].truncated}) before it names its GPU" if runs[0].truncated else "does not name its GPU"
+        raise InvalidInput(f"{runs[0].path} {how}: give --gpu ID")
     found = {}
     for name in names:
         try:
@@ -307,7 +309,11 @@ def _notes(runs: Sequence[Run], rows: Sequence[Row], total_s: float) -> tuple[li
             partial.append(f"{name} has no shapes (record_shapes=True): only kernels that tell their own sizes are priced")
         if run.num_dropped:
             partial.append(f"{name}: {run.num_dropped:,} GPU events with impossible times are left out")
-        if run.num_zero:
+        if run.num_zero > MOST_ZERO * run.num_gpu_events:
+            partial.append(
+                f"{name}: {run.num_zero:,} of {run.num_gpu_events:,} GPU events last 0 s, so their time is missing from every sum"
+            )
+        elif run.num_zero:
             notes.append(f"{name}: {run.num_zero:,} GPU events last 0 s: below the profiler's resolution")
         if run.num_skewed:
             notes.append(

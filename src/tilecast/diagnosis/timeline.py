@@ -29,7 +29,7 @@ class Timeline:
     computing_s: float  # kernels and copies that do not communicate
     communicating_s: float
     overlapped_s: float  # communicating and computing at once
-    waiting_for_host_s: float  # part of idle_s: the next kernel had not been launched yet
+    waiting_for_host_s: float | None  # part of idle_s: the next kernel had not been launched yet; None: the clocks cannot tell
     longest_gap_s: float
     num_gaps: int
 
@@ -41,7 +41,7 @@ class Timeline:
     def to_dict(self) -> dict[str, Any]:
         span = self.span_s or 1.0
         times = {name: getattr(self, name) for name in NAMES} | {"exposed_s": self.exposed_s}
-        shares = {f"{name[:-2]}_fraction": value / span for name, value in times.items() if name != "span_s"}
+        shares = {f"{name[:-2]}_fraction": None if value is None else value / span for name, value in times.items() if name != "span_s"}
         return {**times, **shares, "longest_gap_s": self.longest_gap_s, "num_gaps": self.num_gaps}
 
 
@@ -58,7 +58,7 @@ def timeline(activity: Activity, device: int, trust_host: bool = True) -> Timeli
     computing_s, communicating_s = (float((ends - starts).sum()) for starts, ends in (computing, communicating))
     span = float(all_end[-1] - all_start[0]) if len(all_end) else 0.0
     gaps_from, gaps_to = all_end[:-1], all_start[1:]
-    waiting = 0.0
+    waiting = 0.0 if trust_host else None
     if trust_host and len(gaps_to):
         first = np.searchsorted(start, gaps_to)  # the kernel that ends each gap
         launched = activity.launched_s[mine][np.minimum(first, len(mine) - 1)]
@@ -100,10 +100,15 @@ def covered(start: Floats, end: Floats, low: Floats, high: Floats) -> Floats:
     return np.asarray(until(end) - until(start))
 
 
+def _mean(values: list[float | None]) -> Any:
+    known = [value for value in values if value is not None]
+    return sum(known) / max(1, len(known)) if len(known) == len(values) else None
+
+
 def mean_timeline(parts: list[Timeline]) -> Timeline:
     count = max(1, len(parts))
     return Timeline(
-        **{name: sum(getattr(part, name) for part in parts) / count for name in NAMES},
+        **{name: _mean([getattr(part, name) for part in parts]) for name in NAMES},
         longest_gap_s=max((part.longest_gap_s for part in parts), default=0.0),
         num_gaps=sum(part.num_gaps for part in parts) // count,
     )

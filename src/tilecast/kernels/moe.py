@@ -6,7 +6,7 @@ with tokens read their weights. Under expert parallelism the busiest rank is pri
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ PASSES = ("w13", "w2", "both")
 K_STEP = 64  # a main loop's step along K where none is given
 STAGES = 3  # steps in flight where none is given; all but the one computed on lie in shared memory
 WIDENING_FLOP = 8.0  # vector work per weight stored narrower than the 16 bits it is computed with: unpack, convert, scale, put back
+MOST_EXPERTS = 65_536  # of one layer; routers have hundreds
 NUM_DRAWS = 8  # orders of the experts over which the busiest rank of a skewed load is averaged
 
 
@@ -78,6 +79,11 @@ IMPLEMENTATIONS = {
         num_small_kernels=5, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
         tile_rows=(64, 128), tile_columns=(64, 128),
     ),
+    # Triton's with the tile that suits the launch, as a tuned configuration gives it, instead of SGLang's default.
+    "tuned": Implementation(
+        num_small_kernels=4, num_quantise_kernels=2, copies_tokens=False, fuses_activation=False, keeps_foreign_rows=True, multicasts=False,
+        tile_rows=(16, 32, 64, 128), tile_columns=(64, 128, 256),
+    ),
 }  # fmt: skip
 
 
@@ -113,6 +119,12 @@ class Moe:
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run; data-centre Blackwell has kernels without a name of their own."""
         return None if gpu.target in FUSED_TARGETS else "triton"
+
+    def well_made(self, gpu: GpuSpec) -> "Moe":
+        """The same work in tiles that suit it: what was configured, or is an engine's default, says nothing of how fast it can be."""
+        identity = self.identity or self.newest_identity(gpu)
+        unset: dict[str, Any] = dict.fromkeys(CONFIGURATION)
+        return replace(self, **unset, identity="tuned" if identity == "triton" else self.identity)
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         held = quantisation(self.dtype)
@@ -150,6 +162,7 @@ def problem_of(asked: Moe) -> Problem:
     names = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep")
     longest = max(len(gated), *(len(text) for text in texts.values()), *(np.size(getattr(asked, name)) for name in CONFIGURATION))
     size = sizes(**{name: getattr(asked, name) for name in names}, launches=_ones(longest))
+    _require(size["num_experts"] <= MOST_EXPERTS, f"num_experts = {{num_experts}} must be at most {MOST_EXPERTS:,}", size)
     _require(size["topk"] <= size["num_experts"], "topk = {topk} exceeds num_experts = {num_experts}", size)
     _require(size["num_experts"] % size["ep"] == 0, "num_experts = {num_experts} must be a multiple of ep = {ep}", size)
     _require(size["inter_size"] % size["tp"] == 0, "inter_size = {inter_size} must be a multiple of tp = {tp}", size)
@@ -230,7 +243,17 @@ def _tiles(asked: Moe, problem: Problem, how: Implementation, gpu: GpuSpec, held
     )
     if rows is not None or columns is not None:
         _check_shared_memory(tile, gpu, held)
-    return tile
+        return tile
+    return _that_fit(tile, gpu, held)
+
+
+def _that_fit(tile: Tile, gpu: GpuSpec, held: Quantisation) -> Tile:
+    """Candidates that shared memory has room for, for all launches; all of them where it has room for none."""
+    fits = np.all(_shared_bytes(tile, held) <= (gpu.shared_bytes_per_block or np.inf), axis=0)
+    if fits.all() or not fits.any():
+        return tile
+    names = tuple(tile.names[place] for place in np.flatnonzero(fits))
+    return replace(tile, rows=tile.rows[:, fits], columns=tile.columns[:, fits], names=names)
 
 
 def _untuned(engine: str, problem: Problem, gpu: GpuSpec, held: Quantisation) -> Tile:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import tilecast
 from tilecast import hardware
 from tilecast.datasets.splits import same_die
 from tilecast.learning.boosting import SEED, boost
-from tilecast.learning.ceilings import ANY, QUANTILES, WORK, Ceiling, slot_of, with_flags
+from tilecast.learning.ceilings import ANY, QUANTILES, WORK, Ceiling, slot_of, well_made, with_flags
 from tilecast.learning.examples import Examples, examples, flags, vocabulary
 from tilecast.learning.features import GROUPS, Launches
 
@@ -125,7 +126,7 @@ def fit(data: Examples, family: str, fold: NDArray[np.int64], *, bases: Sequence
     if "unseen-gpu" in bases:
         dies = dies_of(data)
         held_out = [*held_out_by(dies if len(dies) > 1 else [(gpu,) for gpu in sorted(set(data.gpu.tolist()))], data, family, say)]
-        levels = levels_of(held_out) if len(dies) > 1 else elsewhere or LEVELS
+        levels = levels_of(held_out) if len(dies) > 1 else (elsewhere or LEVELS).said_by(1)
         between = levels.between
         found["unseen-gpu"] = unseen_scores(held_out, levels, num_seen=len(dies) if len(dies) > 1 else 0)
     return replace(fit_once(data, family), score=found, between=between, manifest=manifest or {})
@@ -138,7 +139,7 @@ def fit_families(names: Sequence[str], families: Sequence[str] = FAMILIES, say: 
     found = {}
     for family in families:
         rows = training_rows(family, names)
-        data = examples(rows, family, rows_per_slice=ROWS_PER_SLICE)
+        data = examples(rows, family, rows_per_slice=ROWS_PER_SLICE, seen_as=well_made)
         counts = dict(zip(*(values.tolist() for values in np.unique(data.gpu, return_counts=True)), strict=True))
         say(f"{family}: ceiling from {len(data.target):,} rows on {len(counts)} GPUs")
         facts = {
@@ -158,7 +159,11 @@ class Levels:
     """How far the levels of dies lie from what the other dies' rows say."""
 
     between: float  # log: one standard deviation, from the median, so that one odd die does not widen it
-    num_dies: int  # that it was learned from
+    num_dies: int  # that it was learned from, each held out of the fit to the others
+
+    def said_by(self, num_dies: int) -> "Levels":
+        """The same where so many dies' rows say what to expect: the fewer, the further their own mean lies from that of all dies."""
+        return replace(self, between=self.between * sqrt((1 + 1 / num_dies) / (1 + 1 / max(self.num_dies - 1, 1))))
 
 
 LEVELS = Levels(between=0.11, num_dies=6)  # of the families that ship, the median: where the rows are of one die and nothing else is known

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.errors import InvalidInput, MissingData
+from tilecast.hardware import GpuSpec
 from tilecast.learning import tensors
 from tilecast.learning.features import COMMON, GROUPS, Launches
 from tilecast.learning.manifests import FOLDER
@@ -69,6 +70,11 @@ class Ceiling:
         numbers = with_flags(asked.numbers, np.broadcast_to(np.array(flags, np.float32), (len(asked.numbers), len(flags))))
         centre = self.level[place, asked.group] + self.location.predict(numbers)
         return centre, np.maximum(self.spread.predict(numbers), LEAST_SPREAD)
+
+
+def well_made(kernel: Any, gpu: GpuSpec) -> Any:
+    """The work of a kernel, as a ceiling prices it: where a kernel's file knows how it is done well, without what this one chose."""
+    return kernel.well_made(gpu) if hasattr(kernel, "well_made") else kernel
 
 
 def slot_of(gpu: str, names: Mapping[str, str]) -> str:

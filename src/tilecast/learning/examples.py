@@ -13,6 +13,7 @@ from tilecast.datasets.schema import SHAPES
 from tilecast.datasets.splits import _uniform
 from tilecast.errors import InvalidInput, MissingData, SpecError
 from tilecast.execution import Priced, Protocol, constants
+from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.features import Launches, launches
@@ -56,9 +57,10 @@ def examples(
     most_host: float = 1.0,
     seed: int = SEED,
     price: Callable[..., Priced] = priced,
+    seen_as: Callable[[Any, GpuSpec], Any] = lambda kernel, _: kernel,
 ) -> Examples:
     """Schema rows to examples: capped per slice, with their analytic account; rows the model refuses are left out, and those timed by
-    events of which the host takes more than `most_host`: they tell about the host."""
+    events of which the host takes more than `most_host`: they tell about the host. `seen_as` is what kernel a row's work is priced as."""
     record = kernel_record(family)
     known = {entry.name for entry in fields(record)}
     parameters = [name for name in SHAPES[family] if name in known]
@@ -82,7 +84,7 @@ def examples(
             arguments["engine"] = first["engine"]
         gpu, protocol = hardware.gpu(first["gpu"]), Protocol(first["timer"], first["cache"] or "warm")
         try:
-            built = record(dtype=first["dtype"], **arguments)
+            built = seen_as(record(dtype=first["dtype"], **arguments), gpu)
             analysis = price(built, gpu, protocol)
         except (InvalidInput, SpecError):
             continue
@@ -93,7 +95,7 @@ def examples(
                 if not part.height:
                     continue
                 arguments |= {name: part[name].to_numpy() for name in numeric if first[name] is not None}
-                built = record(dtype=first["dtype"], **arguments)
+                built = seen_as(record(dtype=first["dtype"], **arguments), gpu)
                 analysis = price(built, gpu, protocol)
         measured = part.with_columns(pl.Series("_analytic", np.broadcast_to(analysis.analytic_s, part.height)))
         parts.append((launches(built, gpu, analysis, protocol, first["engine"] or ""), measured))

@@ -67,12 +67,16 @@ def _partial(found: Mapping[str, Any]) -> str:
     return "".join(f"<p class='soft'>{escape(line)}</p>" for line in lines)
 
 
+def _waiting(waiting_s: float | None) -> str:
+    return "for what is not known: clocks differ" if waiting_s is None else f"{seconds(waiting_s)} waiting for a launch"
+
+
 def _tiles(found: Mapping[str, Any]) -> str:
     times = found["timeline"]
     return pages.tiles(
         [
             ("busy", percent(times["busy_fraction"]), f"{seconds(times['busy_s'])} of {seconds(times['span_s'])}"),
-            ("idle", percent(times["idle_fraction"]), f"{seconds(times['waiting_for_host_s'])} waiting for a launch"),
+            ("idle", percent(times["idle_fraction"]), _waiting(times["waiting_for_host_s"])),
             ("communicating", percent(times["communicating_fraction"]), f"{seconds(times['overlapped_s'])} behind computation"),
             ("named", percent(found["named_fraction"]), f"of {seconds(found['gpu_time_s'])} GPU time"),
             ("priced", percent(found["priced_fraction"]), f"{percent(found['inferred_fraction'])} by an identical launch"),
