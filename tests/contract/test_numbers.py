@@ -22,7 +22,7 @@ CHOSEN = {
 # Everything else: a fact of hardware, of a library's code, a count of instructions or bytes, or how something is computed.
 SOURCES = {
     "hardware": {
-        "attention_loops.LEGACY_MMA",  # published microbenchmarks of mma.sync on H100; A100's rate on data-centre Blackwell
+        "matrix_units.LEGACY_MMA",  # published microbenchmarks of mma.sync on H100; A100's rate on data-centre Blackwell
         "attention_loops.FEWEST_ROWS",  # rows of the smallest tensor-memory instruction
         "attention_loops.BULK_COPY_BYTES_PER_CLOCK",  # width of an SM's port to L2
         "attention_loops.ROWS_OF_WARPS",  # mma.sync and wgmma: 16 rows a warp, four warps

@@ -47,6 +47,21 @@ def test_defaults_differ_from_launch_to_launch_and_are_not_for_other_kernels():
         assert len(tasks(**asked).variants) > 1
 
 
+def test_marlin_is_bound_by_mma_sync_and_widens_weights_first():
+    asked = {"num_tokens": 4096, "dtype": "int4_wo", "block_m": 64, "block_n": 128}
+    marlin, triton = (tasks(identity=identity, **asked) for identity in ("marlin", "triton"))
+    np.testing.assert_allclose(marlin.matrix_flop, triton.matrix_flop / 0.62)  # of wgmma's rate, on H100
+    # 8 FLOP for each of 128 weights a step, on 128 lanes that do two a clock.
+    np.testing.assert_allclose(marlin.exposed_clocks - triton.exposed_clocks, triton.vector_flop / 256)
+    assert not np.any(marlin.vector_flop)
+
+
+def test_int4_weights_run_in_marlin_unless_the_gpu_has_a_fused_kernel():
+    open_question, named = (tasks(dtype="int4_wo", identity=identity) for identity in (None, "marlin"))
+    np.testing.assert_array_equal(open_question.matrix_flop, named.matrix_flop)
+    assert one(dtype="int4_wo").newest_identity(hardware.gpu("b200-sxm")) is None
+
+
 def test_the_family_is_found_by_name():
     assert kernel("moe") is Moe
 

@@ -52,12 +52,13 @@ def gemm(gpu: GpuSpec, held: str) -> str | None:
 
 
 def experts(gpu: GpuSpec, held: str) -> str | None:
-    """FlashInfer's TensorRT-LLM kernels on data-centre Blackwell (nameless), CUTLASS for fp8 with one scale, else Triton."""
+    """Marlin for weights alone in 4 bits, but for MXFP4 where others have it; FlashInfer's TensorRT-LLM kernels on data-centre Blackwell
+    (nameless), CUTLASS for fp8 with one scale, else Triton."""
+    if held == "int4_wo" or (held == "w4a16_mxfp4" and gpu.target not in ("sm_90", *BLACKWELL)):
+        return "marlin"
     if gpu.target in BLACKWELL:
         return None
-    if held in ("fp8", "fp8_static") and gpu.target == "sm_90":
-        return "cutlass"
-    return None if held == "int4_wo" else "triton"
+    return "cutlass" if held in ("fp8", "fp8_static") and gpu.target == "sm_90" else "triton"
 
 
 def fused(engine: Engine, seen: Situation) -> Mapping[str, str]:

@@ -11,10 +11,9 @@ from tilecast.errors import UnknownName
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
+from tilecast.kernels.matrix_units import legacy_stretch
 
 IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm", "triton", "unfused")
-# Of the tensor peak, for kernels that issue mma.sync: what microbenchmarks found on H100, and A100's 2048 of B200's 8192 FLOP per clock.
-LEGACY_MMA = {"sm_90": 0.62, "sm_100": 0.25, "sm_103": 0.25}
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
 FEWEST_ROWS = 64.0  # a tensor-memory instruction takes as long for fewer: its other operand crosses shared memory whole
 POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)  # Triton's blocks
@@ -131,7 +130,7 @@ class Setting:
     @property
     def legacy(self) -> float:
         """Matrix time of mma.sync over that of the GPU's own instructions."""
-        return 1.0 / LEGACY_MMA.get(self.gpu.target, 1.0)
+        return legacy_stretch(self.gpu)
 
     @property
     def narrow_gain(self) -> float:

@@ -22,6 +22,7 @@ from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import flag, sizes
+from tilecast.kernels.matrix_units import legacy_stretch
 from tilecast.kernels.moe_defaults import CONFIGURATION, ENGINES, default_configurations
 
 FUSED_TARGETS = ("sm_100", "sm_103")  # where engines have a fused grouped kernel
@@ -60,6 +61,7 @@ class Implementation:
     multicasts: bool  # neighbouring tasks share what they fetch from L2
     tile_rows: tuple[int, ...]
     tile_columns: tuple[int, ...]
+    issues_mma_sync: bool = False  # whatever else the GPU has
 
 
 IMPLEMENTATIONS = {
@@ -78,6 +80,11 @@ IMPLEMENTATIONS = {
     "deepgemm": Implementation(
         num_small_kernels=5, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
         tile_rows=(64, 128), tile_columns=(64, 128),
+    ),
+    # vLLM's and SGLang's kernel for weights of 4 bits beside activations of 16.
+    "marlin": Implementation(
+        num_small_kernels=4, num_quantise_kernels=0, copies_tokens=False, fuses_activation=False, keeps_foreign_rows=True, multicasts=False,
+        tile_rows=(16, 32, 48, 64), tile_columns=(128, 256), issues_mma_sync=True,
     ),
     # Triton's with the tile that suits the launch, as a tuned configuration gives it, instead of SGLang's default.
     "tuned": Implementation(
@@ -118,7 +125,9 @@ class Moe:
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run; data-centre Blackwell has kernels without a name of their own."""
-        return None if gpu.target in FUSED_TARGETS else "triton"
+        if gpu.target in FUSED_TARGETS:
+            return None
+        return "marlin" if self.dtype == "int4_wo" else "triton"
 
     def well_made(self, gpu: GpuSpec) -> "Moe":
         """The same work in tiles that suit it: what was configured, or is an engine's default, says nothing of how fast it can be."""
@@ -129,7 +138,7 @@ class Moe:
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         held = quantisation(self.dtype)
         problem = problem_of(self)
-        how = _implementation(self.identity, gpu)
+        how = _implementation(self.identity or self.newest_identity(gpu) or "grouped")
         tile = _tiles(self, problem, how, gpu, held)
         return _task_set(problem, tile, how, held, gpu, protocol)
 
@@ -203,9 +212,7 @@ def _require(holds: NDArray[np.bool_], sentence: str, size: dict[str, Floats]) -
         raise InvalidInput(sentence.format(**{name: f"{values[row, 0]:.0f}" for name, values in size.items()}) + where)
 
 
-def _implementation(identity: str | None, gpu: GpuSpec) -> Implementation:
-    """By name; by default what engines run on that GPU: fused grouped kernels on data-centre Blackwell, else Triton."""
-    name = identity or ("grouped" if gpu.target in FUSED_TARGETS else "triton")
+def _implementation(name: str) -> Implementation:
     if name not in IMPLEMENTATIONS:
         raise UnknownName.among("identity", name, IMPLEMENTATIONS)
     return IMPLEMENTATIONS[name]
@@ -464,6 +471,9 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
     waves_13, waves_2 = np.ceil(tiles_13 / gpu.num_sms), np.ceil(tiles_2 / gpu.num_sms)
     resident = _resident(tile, held, gpu)
 
+    widening_flop = tile.columns * mean_k * (WIDENING_FLOP if held.weight.bits < held.compute.bits == 16 else 0.0)
+    widening_clocks = widening_flop / gpu.vector_flop_per_clock_per_sm["fp32"]  # by the warps that multiply, before they can
+
     matrix_elements = widths[0] * depths[0] + widths[1] * depths[1]
     weight_bytes = on_rank.active_experts * matrix_elements * held.weight.bytes
     moved = _traffic(problem, on_rank.pairs, how, held)
@@ -476,11 +486,11 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
         num_tasks=num_tasks,
         least_flop=2.0 * on_rank.pairs * matrix_elements,
         least_bytes=least_from_dram(least_bytes, gpu, protocol.cache),
-        matrix_flop=2.0 * tile.rows * tile.columns * mean_k,
-        vector_flop=tile.columns * mean_k * (WIDENING_FLOP if held.weight.bits < held.compute.bits == 16 else 0.0),
+        matrix_flop=2.0 * tile.rows * tile.columns * mean_k * (legacy_stretch(gpu) if how.issues_mma_sync else 1.0),
+        vector_flop=0.0 if how.issues_mma_sync else widening_flop,
         l2_bytes=(tile.rows * held.activation.bytes + tile.columns * held.weight.bytes) * mean_k,
         l2_bytes_per_clock_per_sm=None if how.multicasts else using.unicast_bytes_per_clock_per_sm,
-        exposed_clocks=mean_k / tile.k_step * fitted.step_clocks / resident,
+        exposed_clocks=mean_k / tile.k_step * fitted.step_clocks / resident + (widening_clocks if how.issues_mma_sync else 0.0),
         dram_bytes=(weight_bytes + moved.tokens_at_least) * (1 - found) + (moved.by_gemms - moved.tokens_at_least) * (1 - kept),
         busiest_tasks=(waves_13 * k_13 + waves_2 * k_2) / mean_k,
         rounds=np.ceil(waves_13 / resident) + np.ceil(waves_2 / resident),

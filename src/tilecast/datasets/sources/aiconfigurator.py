@@ -223,6 +223,7 @@ def _moe(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
     identity = (
         pl.when(kernel.str.contains("deepgemm|deepep")).then(pl.lit("deepgemm"))
         .when(kernel.str.contains("triton")).then(pl.lit("triton"))
+        .when(kernel.str.contains("marlin")).then(pl.lit("marlin"))
         .when(kernel.str.contains("cutlass") | is_cutlass).then(pl.lit("cutlass"))
         .otherwise(None).cast(pl.Categorical)
     )  # fmt: skip
