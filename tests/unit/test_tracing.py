@@ -286,6 +286,44 @@ def test_frozen_weights_have_no_gradients_and_no_states():
     assert added.bytes * added.number == 4 * (64 * 8 + 8)
 
 
+class Words(nn.Module):
+    """Adapters of rank 1 beside every layer are trained, nothing else."""
+
+    def __init__(self, layers=6, width=32):
+        super().__init__()
+        self.words, self.layers = nn.Embedding(100, width), Stacked(layers).layers
+        self.requires_grad_(False)
+        self.down, self.up = (nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(layers)) for sizes in ((width, 1), (1, width)))
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for layer, down, up in zip(self.layers, self.down, self.up, strict=True):
+            x = layer(x) + up(down(x))
+        return x
+
+
+def test_adapters_are_all_that_is_added_up_and_tensor_parallel_sums_are_those_of_the_layers():
+    graph = tilecast.trace(Words(), (torch.zeros(3, 16, dtype=torch.int64),), mode="training")
+    trained = 6 * 2 * 32
+    assert graph.num_trained == trained
+    replicas = tilecast.step(graph, "h100-sxm", dp=2)
+    assert sum(each.bytes * each.number for each in replicas.collectives) == 4 * trained
+    assert sum(part.share_fraction for part in replicas.breakdown) == pytest.approx(1.0, abs=1e-6)
+    # Two sums a layer of 3 texts x 16 tokens x 32 x 4 bytes, and two back but for the first: nothing before it is trained. Narrow adapters
+    # add none.
+    (one,) = tilecast.step(graph, "h100-sxm", tp=2).collectives
+    assert (one.family, one.bytes, one.number) == ("all_reduce", 3 * 16 * 32 * 4, 6 * 2 + 5 * 2)
+
+
+def test_layers_before_the_first_trained_one_are_not_run_again():
+    module = Stacked(8).requires_grad_(False)
+    for layer in module.layers[5:]:
+        layer.requires_grad_(True)
+    plain, lean = (tilecast.trace(module, (torch.zeros(2, 6, 32),), mode="training", recompute=choice) for choice in (False, True))
+    again = operators(lean)["aten._softmax"] - operators(plain)["aten._softmax"]
+    assert again == 3 and lean.live_bytes()["kept"] < plain.live_bytes()["kept"]
+
+
 @pytest.mark.parametrize(
     ("trained", "reached", "weights"),
     [

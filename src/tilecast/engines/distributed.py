@@ -185,8 +185,8 @@ def work_of(found: Priced, parts: Layers) -> Work:
         left = {name: spent[name, phase] for name in (start, end)}
         if not number:  # the backward pass ends before the layers
             left = {start: sum(left.values()) + waits[phase], end: 0.0}
-        elif not repeats[phase]:
-            layer, left = sum(left.values()) / number, dict.fromkeys(left, 0.0)
+        elif not repeats[phase] or apart > sum(left.values()):  # those left apart do less than the others
+            layer, left = (spent["layers", phase] + sum(left.values())) / number, dict.fromkeys(left, 0.0)
         else:
             taken = min(apart, left[end])
             left[end] -= taken
@@ -236,7 +236,8 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
     stage_layers = math.ceil(parts.number / layout.pp)
     stage_reached = min(stage_layers, parts.reached) if work.trains else 0
 
-    def tell(group: str, family: str, size_bytes: float, number: float, label: str = "") -> float:
+    def tell(group: str, family: str, size_bytes: float, number: float, label: str = "", whole: bool = False) -> float:
+        """`whole`: parts of buckets are listed as whole ones, smaller by as much."""
         nonlocal total
         who = members(layout, group, box.node.num_gpus)
         each = box.message(family, size_bytes, who)
@@ -244,8 +245,9 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
             who_named = NAMES["dp" if group == "replicas" else group]
             said.append(
                 Collective(
-                    name=f"{family} ({label or who_named})", family=family, ranks=who.ranks, per_node=who.per_node, bytes=round(size_bytes),
-                    number=round(number), total_s=each.median * number,
+                    name=f"{family} ({label or who_named})", family=family, ranks=who.ranks, per_node=who.per_node,
+                    bytes=round(size_bytes * number / math.ceil(number) if whole else size_bytes),
+                    number=math.ceil(number) if whole else round(number), total_s=each.median * number,
                 )
             )  # fmt: skip
             total = total + each.per(1.0 / number)
@@ -275,7 +277,7 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
                 continue
             buckets = elements * size.reduced / bucket
             copies = 2.0 * box.passed(elements * size.reduced, elements * size.reduced).median  # into the bucket, and back
-            more["reduce" + name] = buckets * tell("dp", family, bucket, buckets * number) + copies
+            more["reduce" + name] = buckets * tell("dp", family, bucket, buckets * number, whole=True) + copies
         if layout.zero:
             more["after"] = tell("dp", "all_gather", every / size.reduced * size.item, 1, "weights of sharded optimizer")
     sums = Pass(divided.sums[0], sum(divided.sums))

@@ -116,7 +116,8 @@ def anatomy(graph: OpGraph) -> Anatomy:
     """Raises InvalidInput where a graph has no attention heads or no embedding: such a model has no known tensor-parallel form."""
     forward = [node for segment in graph.segments for node in segment.nodes if node.phase == "forward"]
     tables = [node.inputs[0].shape for node in forward if node.op == "aten.embedding"]
-    heads = {_heads(tensor, graph.batch or 1) for node in forward for tensor in _headed(node)}
+    batch, tokens = texts(graph)
+    heads = {_heads(tensor, batch) for node in forward for tensor in _headed(node)}
     if not tables or not heads:
         raise InvalidInput(f"tp needs a model with an embedding and attention heads, and {graph.name} shows none")
     hidden = max(tables)[-1]
@@ -126,8 +127,18 @@ def anatomy(graph: OpGraph) -> Anatomy:
     widths = {other for shape in weights for one, other in (shape, shape[::-1]) if one == hidden and other != hidden}
     wide = frozenset(width for width in widths if width * SMALLEST_WIDTH >= hidden)
     return Anatomy(
-        hidden=hidden, heads=frozenset(heads), widths=wide, weights=weights, batch=graph.batch or 1, tokens=graph.seq or 1,
+        hidden=hidden, heads=frozenset(heads), widths=wide, weights=weights, batch=batch, tokens=tokens,
     )  # fmt: skip
+
+
+def texts(graph: OpGraph) -> tuple[int, int]:
+    """Texts of a graph and tokens of each; where it was traced from a module, those of the largest lookup of words."""
+    looked_up = (
+        node.inputs[1].shape for segment in graph.segments for node in segment.nodes
+        if node.op == "aten.embedding" and node.phase == "forward" and len(node.inputs) > 1 and len(node.inputs[1].shape) == 2
+    )  # fmt: skip
+    batch, tokens = max(looked_up, key=math.prod, default=(1, 1))
+    return graph.batch or batch, graph.seq or tokens
 
 
 def _headed(node: Node) -> tuple[TensorShape, ...]:
@@ -329,7 +340,7 @@ def expert_parallel(divided: Divided, ways: int) -> Divided:
 
 def _experts(graph: OpGraph) -> tuple[int, int]:
     """Tokens that one expert has room for, and how many experts a layer has: equal products of fewer tokens than the batch has."""
-    tokens = (graph.batch or 1) * (graph.seq or 1)
+    tokens = math.prod(texts(graph))
     run, last = 0, None
     best: tuple[int, int] | None = None
     for node in graph.nodes():
