@@ -2,7 +2,8 @@
 
 What its script ran, part by part: the operator on the tensors of the traced model (all tokens are number one); its node of the backward
 graph called by hand, so with gradients recorded, which makes dropout take its differentiable way of three kernels; and the accumulation of
-every parameter's gradient by itself. A product of batched heads that are not contiguous copies them first.
+every parameter's gradient by itself. A product of batched heads that are not contiguous copies them first. The node of a linear layer
+transposes before each of its two products, and hands the bias's gradient on as it came: adding it up is the engine's, who is not there.
 """
 
 import ast
@@ -64,10 +65,7 @@ def kernels(row: Mapping[str, Any]) -> Iterator[list[Any]]:
     ways: tuple[list[Any], list[Any]]
     if row["op_class"] in ("linear", "bmm"):
         ways = [_product(sizes, bias=row["op_class"] == "linear") for _, sizes in forward], [_product(sizes) for _, sizes in backward]
-        if row["op_class"] == "linear":
-            m, _, n = forward[0][1]
-            ways[1].append(_pass(m * n, n))  # the gradient of the bias
-        else:
+        if row["op_class"] == "bmm":
             ways[0][:0] = copies(ast.literal_eval(row["input_shapes"]), ast.literal_eval(row["input_contiguous"]))
     elif row["op_class"] == "layernorm":
         rows, cols = forward[0][1]
@@ -128,5 +126,7 @@ def part_s(part: list[Any], gpu: str, seconds: Callable[[Any, str, str, str], fl
     launch_s = np.array([event_s] + [op_s] * (len(part) - 1))
     if isinstance(part[0], LayerNorm):  # dispatched twice before its kernel starts
         first_s, launch_s[0] = seconds(part[0], gpu, cache, "profiler"), event_s + (HOST_CALLS - 1) * op_s
+    if sum(isinstance(kernel, Gemm) for kernel in part) > 1:  # a node of the backward graph: each product reads a transposed view
+        launch_s += host_cost().view_s
     kernel_s = np.array([first_s] + [seconds(kernel, gpu, cache, "profiler") for kernel in part[1:]])
     return run(launch_s, kernel_s, Clocks()).gpu_s

@@ -49,3 +49,18 @@ def test_short_kernels_of_a_part_wait_for_the_host_long_ones_for_each_other(kern
 
     found = part_s(passed, "l4", seconds)
     assert found == pytest.approx(event_s + (2 * host_cost().op_s + expected if expected else 3 * kernel_s))
+
+
+def test_the_node_of_a_linear_layer_is_two_products_each_behind_a_view():
+    products = [["Linear", (512, 1024, 1024)]]
+    _, backward, *_ = kernels(row("linear", products, products * 2, [["VECadd", (1024, 1024)]]))
+    assert [kernel.family for kernel in backward] == ["gemm", "gemm"]
+    event_s = constants().host_event_s
+    found = part_s(backward, "l4", lambda kernel, gpu, cache, timer: 1e-6 + (event_s if timer == "event" else 0.0))
+    assert found == pytest.approx(event_s + host_cost().op_s + 2 * host_cost().view_s + 1e-6)
+
+
+def test_pytorch_leaves_the_sum_of_a_biass_gradient_to_its_engine():
+    torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'tilecast[torch]'")
+    made = torch.nn.Linear(8, 4)(torch.zeros(2, 8, requires_grad=True))
+    assert [tuple(each.shape) for each in made.grad_fn(torch.ones(2, 4))] == [(2, 4), (2, 8), (8, 4)]  # bias, input, weight transposed

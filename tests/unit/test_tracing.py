@@ -10,6 +10,7 @@ import tilecast  # noqa: E402
 from tilecast.errors import InvalidInput  # noqa: E402
 from tilecast.workloads import step_models  # noqa: E402
 from tilecast.workloads.aten import matrix_flop  # noqa: E402
+from tilecast.workloads.layout import layers  # noqa: E402
 from tilecast.workloads.tracing import capture  # noqa: E402
 from tilecast.workloads.tracing.bundled import traced_model  # noqa: E402
 
@@ -280,8 +281,80 @@ def test_frozen_weights_have_no_gradients_and_no_states():
     assert memory.gradients_bytes == 4 * (64 * 8 + 8)
     assert memory.optimizer_bytes == 2 * memory.gradients_bytes
     assert tilecast.trace(module, (torch.zeros(16, 32),)).frozen == ()
-    with pytest.raises(InvalidInput, match="frozen weights"):
-        tilecast.step(graph, "h100-sxm", dp=2)
+    # On two GPUs the trained layer's gradients alone are added up.
+    (added,) = tilecast.step(graph, "h100-sxm", dp=2).collectives
+    assert added.bytes * added.number == 4 * (64 * 8 + 8)
+
+
+class Words(nn.Module):
+    """Adapters of rank 1 beside every layer are trained, nothing else."""
+
+    def __init__(self, layers=6, width=32):
+        super().__init__()
+        self.words, self.layers = nn.Embedding(100, width), Stacked(layers).layers
+        self.requires_grad_(False)
+        self.down, self.up = (nn.ModuleList(nn.Linear(*sizes, bias=False) for _ in range(layers)) for sizes in ((width, 1), (1, width)))
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for layer, down, up in zip(self.layers, self.down, self.up, strict=True):
+            x = layer(x) + up(down(x))
+        return x
+
+
+def test_adapters_are_all_that_is_added_up_and_tensor_parallel_sums_are_those_of_the_layers():
+    graph = tilecast.trace(Words(), (torch.zeros(3, 16, dtype=torch.int64),), mode="training")
+    trained = 6 * 2 * 32
+    assert graph.num_trained == trained
+    replicas = tilecast.step(graph, "h100-sxm", dp=2)
+    assert sum(each.bytes * each.number for each in replicas.collectives) == 4 * trained
+    assert sum(part.share_fraction for part in replicas.breakdown) == pytest.approx(1.0, abs=1e-6)
+    # Two sums a layer of 3 texts x 16 tokens x 32 x 4 bytes, and two back but for the first: nothing before it is trained. Narrow adapters
+    # add none.
+    (one,) = tilecast.step(graph, "h100-sxm", tp=2).collectives
+    assert (one.family, one.bytes, one.number) == ("all_reduce", 3 * 16 * 32 * 4, 6 * 2 + 5 * 2)
+
+
+def test_layers_before_the_first_trained_one_are_not_run_again():
+    module = Stacked(8).requires_grad_(False)
+    for layer in module.layers[5:]:
+        layer.requires_grad_(True)
+    plain, lean = (tilecast.trace(module, (torch.zeros(2, 6, 32),), mode="training", recompute=choice) for choice in (False, True))
+    again = operators(lean)["aten._softmax"] - operators(plain)["aten._softmax"]
+    assert again == 3 and lean.live_bytes()["kept"] < plain.live_bytes()["kept"]
+
+
+@pytest.mark.parametrize(
+    ("trained", "reached", "weights"),
+    [
+        (slice(0, 8), 8, 8),
+        (slice(5, 8), 3, 3),  # the backward pass ends at the sixth layer
+        (slice(7, 8), 1, 1),
+        (slice(0, 3), 8, 3),  # it runs through all, and the last five only hand gradients on
+    ],
+)
+def test_a_backward_pass_ends_at_the_first_trained_layer(trained, reached, weights):
+    module = Stacked(8).requires_grad_(False)
+    for layer in module.layers[trained]:
+        layer.requires_grad_(True)
+    inputs = (torch.zeros(2, 6, 32),)
+    graph = tilecast.trace(module, inputs, mode="training")
+    every_layer = capture.captured(
+        module, inputs, names=(), mode="training", loss=None, recompute=False, autocast=None, name="Stacked", fold=False
+    )
+    assert list(graph.nodes()) == list(every_layer.nodes())
+    found = layers(graph)
+    assert (found.number, found.reached) == (8, reached)
+    own = sum(tensor.numel() for tensor in module.layers[0].parameters())
+    assert graph.num_trained == weights * own and graph.num_parameters == 8 * own
+    whole, shared = (tilecast.step(graph, "h100-sxm", **how) for how in ({}, {"fsdp": 2}))
+    gathered, scattered = ([each for each in shared.collectives if each.family == name] for name in ("all_gather", "reduce_scatter"))
+    assert sum(each.number for each in gathered) == 8 + reached
+    assert sum(each.bytes * each.number for each in scattered) == pytest.approx(4 * weights * own)
+    assert whole.memory.gradients_bytes == 4 * weights * own
+    # The kernels are those of one GPU, whatever the layers are taken to be.
+    spent = [sum(part.time.median for part in step.breakdown if part.phase == "backward") for step in (whole, shared)]
+    assert spent[1] == pytest.approx(spent[0], rel=1e-6)
 
 
 def test_selective_recomputation_runs_attention_again_and_no_linear_layer():

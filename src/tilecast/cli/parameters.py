@@ -6,7 +6,9 @@ from typing import Any
 from tilecast import units
 from tilecast.errors import InvalidInput, UnknownName
 
-TEXTS = ("dtype", "identity", "kv_dtype", "distribution", "moe_pass", "op", "node", "kind", "implementation")
+TEXTS = (
+    "dtype", "identity", "kv_dtype", "distribution", "moe_pass", "op", "node", "kind", "implementation", "weight_dtype", "gradient_dtype",
+)  # fmt: skip
 LISTS = ("q_lens", "kv_lens")
 FLAGS = ("bias", "causal", "gated", "residual", "backward")
 RATES = ("link_bytes_per_s", "network_bytes_per_s", "latency_factor")
@@ -81,6 +83,8 @@ HELP: Mapping[str, str] = {
     "num_tensors": "Into how many tensors the parameters are divided.",
     "kind": "sgd, adam or adamw.",
     "implementation": "fused, foreach or per_tensor.",
+    "weight_dtype": "Format of the model's weights, where the optimizer updates a wider copy of its own.",
+    "gradient_dtype": "Format of gradients beside weight_dtype, if not that.",
     "backward": "The backward pass: true or false.",
 }
 

@@ -42,6 +42,8 @@ MOST_SHOWN = 8
 @click.option("--node", help="The box the GPUs stand in [default: the catalogue's for this GPU].")
 @click.option("--network", help="Rate of one GPU's network adapter, such as 25GB/s, where the box names none.")
 @click.option("--optimizer", help="adamw [default], adam or sgd; with -fused, -foreach or -per-tensor behind it.")
+@click.option("--master-weights", is_flag=True, help="The optimizer keeps an fp32 copy of weights of 16 bits, and fp32 states.")
+@click.option("--fp32-gradients", is_flag=True, help="With --master-weights: gradients are added up in fp32, as Megatron does for bf16.")
 @click.option("--no-optimizer", is_flag=True, help="Forward and backward alone: gradients are added to those that are there.")
 @click.option("--breakdown", is_flag=True, help="Every operator: launches, time, share, bound, basis.")
 @click.option("--trace", "trace_path", metavar="FILE.json", help="Also write a timeline for ui.perfetto.dev or chrome://tracing.")

@@ -12,17 +12,31 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tilecast.engines.predict import NOTHING, Interval
-from tilecast.engines.step_parts import BUBBLE, ENGINE, Collective, Priced, Span, StepMemory, StepPart, breakdown, idle, in_order
+from tilecast.engines.step_parts import (
+    BUBBLE,
+    ENGINE,
+    WIDE_BYTES,
+    Collective,
+    Keeps,
+    Priced,
+    Span,
+    StepMemory,
+    StepPart,
+    breakdown,
+    idle,
+    in_order,
+)
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv
 from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.workloads.aggregate import Price
 from tilecast.workloads.layout import Divided, Layers, Layout, Members, layers, members
-from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph
+from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph, TensorShape
 
 COLLECTIVES: dict[str, Callable[..., Any]] = {kind.family: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll, SendRecv)}
 BUCKET_BYTES = 25 * 2**20  # PyTorch's DistributedDataParallel, bucket_cap_mb
 NVLINK_CHANNELS, OTHER_CHANNELS = 24, 4  # thread blocks, each on an SM of its own, of NCCL's rings over NVLink and over PCIe
+MOST_ENDS = 2  # tensors of one shape that embeddings and head may have
 GATHERS_AHEAD = 2  # unsharded blocks at once: the one that computes and the next
 HIDDEN_SUM = 0.15  # of a layer's backward pass: the product for a weight's gradient, beside which Megatron adds the input's
 NAMES = {"fsdp": "sharded weights", "dp": "replicas", "tp": "tensor parallel", "pp": "stages", "ep": "experts"}
@@ -87,7 +101,7 @@ class Work:
     layer: Pass
     back: Pass
     number: int  # of layers
-    trains: bool = True
+    trains: bool = True  # a layer's backward pass is that of the layers it reaches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,18 +125,27 @@ class Talk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Elements of the weights of one GPU before they are sharded, and bytes of one: as computed with, as summed, as kept."""
+    """Weights of one GPU before they are sharded, of a layer and of the rest: as computed with, as kept, and how many are trained.
 
-    layer: float
-    rest: float
+    Of a trained one: bytes as computed with, of its gradient as summed and kept, and of what the optimizer keeps for it.
+    """
+
+    layer_bytes: float
+    rest_bytes: float
+    kept_layer_bytes: float
+    kept_rest_bytes: float
+    trained_layer: float  # of a layer that the backward pass reaches
+    trained_rest: float
     number: int
-    item: int
+    item: float
     reduced: int
-    kept: int
-    tensors: int
+    state_bytes: float
 
-    def of_stage(self, num_layers: int, is_end: bool) -> float:
-        return self.layer * num_layers + (self.rest if is_end else 0.0)
+    def kept_bytes(self, num_layers: int, is_end: bool) -> float:
+        return self.kept_layer_bytes * num_layers + (self.kept_rest_bytes if is_end else 0.0)
+
+    def trained(self, num_reached: int, is_end: bool) -> float:
+        return self.trained_layer * num_reached + (self.trained_rest if is_end else 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,28 +180,52 @@ def work_of(found: Priced, parts: Layers) -> Work:
     made: dict[str, tuple[float, float, float]] = {}
     for phase, (end, start) in {"forward": ("back", "front"), "backward": ("front", "back")}.items():
         layer = spent["layers", phase] / repeats[phase] if repeats[phase] else 0.0
-        apart = (parts.number - repeats[phase]) * layer
+        number = parts.reached if phase == "backward" else parts.number
+        apart = (number - repeats[phase]) * layer
         left = {name: spent[name, phase] for name in (start, end)}
-        if not repeats[phase]:
-            layer, left = sum(left.values()) / parts.number, dict.fromkeys(left, 0.0)
+        if not number:  # the backward pass ends before the layers
+            left = {start: sum(left.values()) + waits[phase], end: 0.0}
+        elif not repeats[phase] or apart > sum(left.values()):  # those left apart do less than the others
+            layer, left = (spent["layers", phase] + sum(left.values())) / number, dict.fromkeys(left, 0.0)
         else:
             taken = min(apart, left[end])
             left[end] -= taken
             left[start] = max(0.0, left[start] - (apart - taken))
-        made[phase] = left["front"], layer + waits[phase] / parts.number, left["back"]
+        made[phase] = left["front"], layer + waits[phase] / number if number else 0.0, left["back"]
     blocks = [Pass(made["forward"][place], made["backward"][place]) for place in range(3)]
     return Work(front=blocks[0], layer=blocks[1], back=blocks[2], number=parts.number, trains=found.graph.mode == "training")
 
 
-def sizes_of(graph: OpGraph, parts: Layers, *, master: bool) -> Sizes:
-    """`master`: weights are kept and gradients added in fp32 beside those computed with."""
-    total = graph.num_parameters
-    layer = sum(tensor.numel * (times // parts.number) for tensor, times in graph.parameters)
-    largest = max((tensor for tensor, _ in graph.parameters), key=lambda tensor: tensor.numel)
-    item = ITEM_BYTES[largest.dtype]
-    wide = max(4, item) if master else item
-    number = graph.num_parameter_tensors
-    return Sizes(layer=layer, rest=total - layer * parts.number, number=parts.number, item=item, reduced=wide, kept=wide, tensors=number)
+def sizes_of(graph: OpGraph, parts: Layers, *, wide_weights: bool, keeps: Keeps) -> Sizes:
+    """`wide_weights`: weights are kept and gradients added in fp32 beside those computed with."""
+
+    def kept(tensor: TensorShape) -> int:
+        return tensor.numel * WIDE_BYTES if wide_weights and ITEM_BYTES[tensor.dtype] < WIDE_BYTES else tensor.nbytes
+
+    every = graph.weights
+    layer_bytes = sum(tensor.nbytes * (times // parts.number) for tensor, times in every)
+    kept_layer = sum(kept(tensor) * (times // parts.number) for tensor, times in every)
+    reached = parts.reached
+    trained = sum(tensor.numel * _in_each(times, reached, bool(graph.frozen)) for tensor, times in graph.parameters) if reached else 0.0
+    name = max(graph.parameters or every, key=lambda entry: entry[0].numel)[0].dtype
+    item = ITEM_BYTES[name]
+    return Sizes(
+        layer_bytes=layer_bytes,
+        rest_bytes=graph.weights_bytes - layer_bytes * parts.number,
+        kept_layer_bytes=kept_layer,
+        kept_rest_bytes=sum(kept(tensor) * times for tensor, times in every) - kept_layer * parts.number,
+        trained_layer=trained,
+        trained_rest=graph.num_trained - trained * reached,
+        number=parts.number,
+        item=item,
+        reduced=max(WIDE_BYTES, item) if wide_weights else keeps.gradient_bytes(name),
+        state_bytes=keeps.states * max(WIDE_BYTES, item) if wide_weights else keeps.state_bytes(name),
+    )
+
+
+def _in_each(times: int, number: int, unequal: bool) -> float:
+    """Of `times` equal tensors, how many one of `number` layers has; where only some layers are trained, on average."""
+    return times / number if unequal and MOST_ENDS < times < number else times // number
 
 
 def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: Box, work: Work) -> tuple[Talk, list[Collective], Interval]:
@@ -187,8 +234,10 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
     total = NOTHING
     micro = layout.micro_batches
     stage_layers = math.ceil(parts.number / layout.pp)
+    stage_reached = min(stage_layers, parts.reached) if work.trains else 0
 
-    def tell(group: str, family: str, size_bytes: float, number: float, label: str = "") -> float:
+    def tell(group: str, family: str, size_bytes: float, number: float, label: str = "", whole: bool = False) -> float:
+        """`whole`: parts of buckets are listed as whole ones, smaller by as much."""
         nonlocal total
         who = members(layout, group, box.node.num_gpus)
         each = box.message(family, size_bytes, who)
@@ -196,8 +245,9 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
             who_named = NAMES["dp" if group == "replicas" else group]
             said.append(
                 Collective(
-                    name=f"{family} ({label or who_named})", family=family, ranks=who.ranks, per_node=who.per_node, bytes=round(size_bytes),
-                    number=round(number), total_s=each.median * number,
+                    name=f"{family} ({label or who_named})", family=family, ranks=who.ranks, per_node=who.per_node,
+                    bytes=round(size_bytes * number / math.ceil(number) if whole else size_bytes),
+                    number=math.ceil(number) if whole else round(number), total_s=each.median * number,
                 )
             )  # fmt: skip
             total = total + each.per(1.0 / number)
@@ -205,48 +255,57 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
 
     more: dict[str, Any] = {}
     ends = 1 if layout.pp == 1 else 0.5  # on average over stages
-    ways = 2 if work.trains else 1
     if layout.fsdp > 1:
-        for name, elements, number in (("", size.layer, stage_layers), ("_rest", size.rest, ends)):
-            gathers = ways if name == "" else 1  # the root keeps its weights until the backward pass
-            more["gather" + name] = tell("fsdp", "all_gather", elements * size.item, gathers * number * micro)
-            if not work.trains:
-                continue
-            more["scatter" + name] = tell("fsdp", "reduce_scatter", elements * size.reduced, number * micro)
-            if layout.dp > 1:
-                more["scatter" + name] += tell("dp", "all_reduce", elements * size.reduced / layout.fsdp, number * micro)
-        out = box.passed(size.layer * size.item, size.layer * size.item).median
-        more["copy"] = Pass(out, out + box.passed(size.layer * size.item, size.layer * size.reduced).median)
-    elif layout.dp > 1 and work.trains:
+        more["gather"] = tell("fsdp", "all_gather", size.layer_bytes, (stage_layers + stage_reached) * micro)
+        more["gather_rest"] = tell("fsdp", "all_gather", size.rest_bytes, ends * micro)  # the root keeps its weights for backward
+        if work.trains:
+            for name, elements, number in (("", size.trained_layer, stage_reached), ("_rest", size.trained_rest, ends)):
+                more["scatter" + name] = tell("fsdp", "reduce_scatter", elements * size.reduced, number * micro)
+                if layout.dp > 1:
+                    more["scatter" + name] += tell("dp", "all_reduce", elements * size.reduced / layout.fsdp, number * micro)
+        out = box.passed(size.layer_bytes, size.layer_bytes).median
+        into = box.passed(size.trained_layer * size.item, size.trained_layer * size.reduced).median if size.trained_layer else 0.0
+        more["copy"] = Pass(out, out + into)
+    elif layout.dp > 1 and work.trains and size.trained(stage_reached, True) > 0:
         family = "reduce_scatter" if layout.zero else "all_reduce"
-        every = (size.layer * stage_layers + size.rest) * size.reduced
+        every = size.trained(stage_reached, True) * size.reduced
         bucket = min(BUCKET_BYTES, every)
         # Experts that no other GPU holds have all their tokens' gradients already.
         unique = divided.expert_numel / size.number if layout.ep == layout.replicas else 0.0
-        for name, elements, number in (("", max(0.0, size.layer - unique), stage_layers), ("_rest", size.rest, ends)):
+        for name, elements, number in (("", max(0.0, size.trained_layer - unique), stage_reached), ("_rest", size.trained_rest, ends)):
+            if not elements:
+                continue
             buckets = elements * size.reduced / bucket
             copies = 2.0 * box.passed(elements * size.reduced, elements * size.reduced).median  # into the bucket, and back
-            more["reduce" + name] = buckets * tell("dp", family, bucket, buckets * number) + copies
+            more["reduce" + name] = buckets * tell("dp", family, bucket, buckets * number, whole=True) + copies
         if layout.zero:
             more["after"] = tell("dp", "all_gather", every / size.reduced * size.item, 1, "weights of sharded optimizer")
     sums = Pass(divided.sums[0], sum(divided.sums))
     if layout.tp > 1:
         kinds = ("reduce_scatter", "all_gather") if layout.sequence_parallel else ("all_reduce",)
-        number = (sums.forward + sums.backward * work.trains) * stage_layers * micro
+        number = (sums.forward * stage_layers + sums.backward * stage_reached) * micro
         times = [tell("tp", kind, divided.reduced_bytes, number) for kind in kinds]
         one = sum(times)
         hidden = min(one, HIDDEN_SUM * work.layer.backward)
         backward = sums.forward * (one - hidden) + (sums.backward - sums.forward) * one
         more |= {"wait": Pass(sums.forward * one, backward), "wait_front": one, "wait_back": one}
     if divided.exchanges:
+        ways = 1.0 + parts.reached / parts.number * work.trains
         each = tell("ep", "all_to_all", divided.exchanged_bytes, 2.0 * ways * divided.exchanges / layout.pp * micro)
         per_layer = 2.0 * each * divided.exchanges / parts.number
         before = more.get("wait", NO_TIME)
         more["wait"] = Pass(before.forward + per_layer, before.backward + per_layer)
     if layout.pp > 1:
-        sent = float(ways) * layout.virtual_stages * (layout.pp - 1) / layout.pp * micro
+        sent = _ways(parts, layout.pp, work.trains) * layout.virtual_stages * (layout.pp - 1) / layout.pp * micro
         more["send"] = tell("pp", "send_recv", _sent_bytes(divided.graph, parts), sent)
     return Talk(**more, taken_fraction=box.taken_fraction), said, total
+
+
+def _ways(parts: Layers, stages: int, trains: bool) -> float:
+    """Messages over each boundary between stages for a micro-batch: forward, and back where the backward pass reaches the stage before."""
+    if stages == 1 or not trains:
+        return 1.0
+    return 1.0 + sum(reached > 0 for reached in parts.reached_per_stage(stages)[:-1]) / (stages - 1)
 
 
 def _sent_bytes(graph: OpGraph, parts: Layers) -> int:
@@ -299,16 +358,21 @@ def forward_pass(
 
 
 def backward_pass(
-    work: Work, talk: Talk, num_layers: int, *, first: bool, last: bool, reduces: bool, record: Record = _ignore, start: float = 0.0
-) -> float:
-    """When the backward pass ends, with what its last collective takes longer; `reduces`: replicas add their gradients."""
+    work: Work, talk: Talk, num_layers: int, *, first: bool, last: bool, reduces: bool, reached: int | None = None,
+    record: Record = _ignore, start: float = 0.0,
+) -> float:  # fmt: skip
+    """When the backward pass ends, with what its last collective takes longer; `reduces`: replicas add their gradients.
+
+    It runs through the last `reached` of the layers [default: all], those before have nothing to train.
+    """
     shared = talk.gather > 0 or talk.gather_rest > 0
+    stop = 0 if reached is None else num_layers - reached
     link = now = start
     if last:
         now += work.back.backward + talk.wait_back
         record("stream", "head and loss backward", start, now)
     ready = start
-    if shared and num_layers:
+    if shared and num_layers > stop:
         link += talk.gather
         ready = link
         record("collectives", f"gather layer {num_layers - 1}", start, link)
@@ -316,9 +380,9 @@ def backward_pass(
     each = work.layer.backward + talk.wait.backward + talk.copy.backward
     beside = talk.gather + talk.scatter + reduce
     each += talk.taken_fraction * min(beside, work.layer.backward)
-    for layer in range(num_layers - 1, -1, -1):
+    for layer in range(num_layers - 1, stop - 1, -1):
         begun = max(now, ready)
-        if shared and layer:
+        if shared and layer > stop:
             opened = max(link, begun)
             link = ready = opened + talk.gather
             record("collectives", f"gather layer {layer - 1}", opened, link)
@@ -332,7 +396,7 @@ def backward_pass(
     if first:
         record("stream", "before the layers, backward", now, now + work.front.backward)
         now += work.front.backward
-    told = (talk.scatter_rest + rest) if first or last else 0.0
+    told = (talk.scatter_rest + rest) if last or (first and not stop) else 0.0
     if told:
         opened = max(link, now)
         link = opened + told
@@ -346,13 +410,16 @@ def whole_step(work: Work, talk: Talk, layout: Layout, parts: Layers) -> float:
     A stage is done when the first micro-batch has reached it, it has run all of them, and the last gradient has gone back to the first
     stage; interleaved, the way there and back is as many times shorter as a GPU has groups of layers, and there are as many more sends.
     """
-    micro, stages, chunks, ways = layout.micro_batches, layout.pp, layout.virtual_stages, 2.0 if work.trains else 1.0
+    micro, stages, chunks, ways = layout.micro_batches, layout.pp, layout.virtual_stages, _ways(parts, layout.pp, work.trains)
     ahead, total, way_back, ends = 0.0, 0.0, 0.0, []
-    for stage, num_layers in enumerate(parts.per_stage(stages)):
+    for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(stages), parts.reached_per_stage(stages), strict=True)):
         first, last = stage == 0, stage == stages - 1
         forward = forward_pass(work, talk, num_layers, first=first, last=last)
-        backward = backward_pass(work, talk, num_layers, first=first, last=last, reduces=False) if work.trains else 0.0
-        longer = backward_pass(work, talk, num_layers, first=first, last=last, reduces=True) - backward if work.trains else 0.0
+        backward, summed = (
+            backward_pass(work, talk, num_layers, first=first, last=last, reduces=reduces, reached=reached) if work.trains else 0.0
+            for reduces in (False, True)
+        )
+        longer = summed - backward
         sends = ways * talk.send * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
         total = max(total, ahead / chunks + ways * stage * talk.send + micro * (forward + backward) + sends)
         ends.append((way_back + stage * talk.send, longer))
@@ -367,7 +434,7 @@ def spread(found: Priced, divided: Divided, layout: Layout, box: Box, size: Size
     talk, said, message_s = talk_of(divided, parts, size, layout, box, work)
     silent = whole_step(work, Talk(), layout, parts)
     spoken = whole_step(work, talk, layout, parts) + talk.after
-    every = sum(work.front) + sum(work.back) + work.number * sum(work.layer)
+    every = sum(work.front) + sum(work.back) + work.number * work.layer.forward + parts.reached * work.layer.backward
     return Spread(
         compute_s=silent,
         exposed_s=max(0.0, spoken - silent),
@@ -382,30 +449,32 @@ def spread(found: Priced, divided: Divided, layout: Layout, box: Box, size: Size
 # ---- what it holds ------------------------------------------------------------------------------------------------
 
 
-def memory_of(divided: Divided, layout: Layout, size: Sizes, states: int, reserved_bytes: int, capacity_bytes: int) -> StepMemory:
+def memory_of(divided: Divided, layout: Layout, size: Sizes, passing_state: float, reserved_bytes: int, capacity_bytes: int) -> StepMemory:
     """The fullest stage. Micro-batches that a stage has begun and not finished keep what their backward pass needs."""
     graph = divided.graph
     parts, live = layers(graph), graph.live_bytes()
     runs = [graph.segments[place] for place in parts.forward]
     gained = sum(segment.repeat * sum(node.allocated_bytes - node.freed_bytes for node in segment.nodes) for segment in runs)
-    kept_by_layers = gained / max(1, sum(segment.repeat for segment in runs))
-    kept_by_layers = max(0.0, min(kept_by_layers, live["kept"] / parts.number))
-    rest = live["kept"] - kept_by_layers * parts.number
+    kept_by_layers = gained / max(1, min(parts.reached, sum(segment.repeat for segment in runs)))
+    kept_by_layers = max(0.0, min(kept_by_layers, live["kept"] / max(1, parts.reached)))
+    rest = live["kept"] - kept_by_layers * parts.reached
     passing = max(live["forward"], live["loss"], live["backward"]) - live["kept"]
     best: StepMemory | None = None
-    for stage, num_layers in enumerate(parts.per_stage(layout.pp)):
+    training = graph.mode == "training"
+    for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(layout.pp), parts.reached_per_stage(layout.pp), strict=True)):
         first, last = stage == 0, stage == layout.pp - 1
-        numel = size.of_stage(num_layers, first or last)
+        trained = size.trained(reached, last or (first and reached == num_layers)) if training else 0.0
         flying = _in_flight(layout, stage)
         shards = layout.fsdp
-        unsharded = (size.layer * min(GATHERS_AHEAD, num_layers) + size.rest * (first or last)) if shards > 1 else 0.0
-        saved = kept_by_layers * num_layers * flying + (rest if last else 0.0)
-        gradients = numel * size.reduced / (shards * (layout.dp if layout.zero == 2 else 1))
+        unsharded = (size.layer_bytes * min(GATHERS_AHEAD, num_layers) + size.rest_bytes * (first or last)) if shards > 1 else 0.0
+        saved = kept_by_layers * reached * flying + (rest if last else 0.0)
+        gradients = trained * size.reduced / (shards * (layout.dp if layout.zero == 2 else 1))
+        updated = trained / (shards * (layout.dp if layout.zero else 1))
         held = StepMemory(
-            weights_bytes=round(numel * size.kept / shards + unsharded * size.item),
-            gradients_bytes=round(gradients + (size.layer * size.item if shards > 1 else 0.0)),
-            optimizer_bytes=round(numel * size.kept * states / (shards * (layout.dp if layout.zero else 1))),
-            activations_bytes=round(saved + max(0, passing)),
+            weights_bytes=round(size.kept_bytes(num_layers, first or last) / shards + unsharded),
+            gradients_bytes=round(gradients + (size.trained_layer * size.item if shards > 1 and training and reached else 0.0)),
+            optimizer_bytes=round(updated * size.state_bytes),
+            activations_bytes=round(max(saved + max(0, passing), updated * passing_state)),
             saved_bytes=round(saved),
             buffers_bytes=graph.buffers_bytes + graph.inputs_bytes,
             reserved_bytes=reserved_bytes,
@@ -468,29 +537,38 @@ def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, 
 
             now += forward_pass(work, talk, parts.number, first=True, last=True, record=record, start=now)
             if work.trains:
-                now += backward_pass(work, talk, parts.number, first=True, last=True, reduces=final, record=record, start=now)
+                now += backward_pass(
+                    work, talk, parts.number, first=True, last=True, reduces=final, reached=parts.reached, record=record, start=now
+                )
         return tuple(spans)
-    per_stage = parts.per_stage(layout.pp)
+    per_stage = list(zip(parts.per_stage(layout.pp), parts.reached_per_stage(layout.pp), strict=True))
     times = [
         (
             forward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1),
-            backward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=False),
+            backward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=False, reached=reached),
         )
-        for stage, num_layers in enumerate(per_stage)
+        for stage, (num_layers, reached) in enumerate(per_stage)
     ]
     spans = [span for span in scheduled(times, shown, talk.send, layout.schedule) if span.end_s > span.start_s]
     sent = [
         Span(span.stage, "collectives", f"send {span.name}", span.end_s, span.end_s + talk.send)
         for span in spans
-        if talk.send and 0 <= span.stage + (1 if span.name.endswith("forward") else -1) < layout.pp
+        if talk.send and _is_sent(span, per_stage)
     ]
     told: list[Span] = []
-    for stage, num_layers in enumerate(per_stage):
-        whole = backward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=True)
+    for stage, (num_layers, reached) in enumerate(per_stage):
+        whole = backward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=True, reached=reached)
         open_s = whole - times[stage][1] if work.trains else 0.0
         end_s = max(span.end_s for span in spans if span.stage == stage)
         told += [Span(stage, "collectives", "gradients that nothing hides", end_s, end_s + open_s)] if open_s > 0 else []
     return (*spans, *sent, *told)
+
+
+def _is_sent(span: Span, per_stage: list[tuple[int, int]]) -> bool:
+    """Whether another stage waits for it: gradients go back only to stages that train."""
+    if span.name.endswith("forward"):
+        return span.stage + 1 < len(per_stage)
+    return span.stage > 0 and per_stage[span.stage - 1][1] > 0
 
 
 def scheduled(times: list[tuple[float, float]], micro: int, send: float, schedule: str) -> tuple[Span, ...]:

@@ -1,7 +1,7 @@
 """One forward pass or one training step of a PyTorch model, on one GPU or many: kernels, host, optimizer, memory."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from tilecast.engines.step_parts import (
     ENGINE,
     HOST,
     PHASES,
+    Keeps,
     Priced,
     Span,
     StepMemory,
@@ -44,6 +45,7 @@ __all__ = ["StepMemory", "StepPart", "StepPrediction", "predict_layouts", "predi
 
 RUNTIMES = ("eager", "compiled", "compiled-2.1")  # the last: by PyTorch 2.1, which knew few patterns of attention
 CONTEXT_BYTES = 600_000_000  # CUDA context, library handles and workspaces
+NARROW = ("bf16", "fp16")
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}  # tensors an optimizer keeps beside each weight
 
 
@@ -61,6 +63,8 @@ class Question:
     attention: str | None
     recompute: bool | str
     optimizer: str | None
+    master_weights: bool
+    fp32_gradients: bool
     price: Price
 
     @property
@@ -90,6 +94,8 @@ def predict_step(
     virtual_stages: int = 1,
     recompute: bool | str = False,
     optimizer: str | None = "adamw",
+    master_weights: bool = False,
+    fp32_gradients: bool = False,
     node: str | NodeSpec | None = None,
     network_bytes_per_s: float | None = None,
     learned: bool = True,
@@ -102,7 +108,8 @@ def predict_step(
     `mode` is inference (the default) or training, `dtype` fp32 (the default), tf32, bf16, fp16 or amp, `batch` the global batch. A traced
     graph is what one GPU does of one micro-batch, and has its mode, format and sizes already: what is said of them here must agree.
     Without an optimizer nothing clears the gradients, so each is added to what is there; with one they are set to None, as PyTorch does by
-    default, and only further micro-batches add.
+    default, and only further micro-batches add. `master_weights`: the optimizer keeps an fp32 copy of weights of 16 bits, and its states in
+    fp32; `fp32_gradients`: it also gets gradients added up, over micro-batches and GPUs, in fp32.
     `recompute` is True or "full" (every layer runs forward again) or "selective" (what lies between the products of attention does).
     `price` stands in for `predict_kernel`: other weights. `draw` keeps the time line for a trace.
     """
@@ -112,8 +119,8 @@ def predict_step(
     )  # fmt: skip
     return predict_layouts(
         model, gpu, [layout], mode=mode, batch=batch, seq=seq, dtype=dtype, runtime=runtime, attention=attention, recompute=recompute,
-        optimizer=optimizer, node=node, network_bytes_per_s=network_bytes_per_s, learned=learned, price=price, overrides=overrides,
-        draw=draw,
+        optimizer=optimizer, master_weights=master_weights, fp32_gradients=fp32_gradients, node=node,
+        network_bytes_per_s=network_bytes_per_s, learned=learned, price=price, overrides=overrides, draw=draw,
     )[0]  # fmt: skip
 
 
@@ -130,6 +137,8 @@ def predict_layouts(
     attention: str | None = None,
     recompute: bool | str = False,
     optimizer: str | None = "adamw",
+    master_weights: bool = False,
+    fp32_gradients: bool = False,
     node: str | NodeSpec | None = None,
     network_bytes_per_s: float | None = None,
     learned: bool = True,
@@ -152,8 +161,10 @@ def predict_layouts(
     asked = Question(
         model=graph or model, gpu=spec, mode=mode or "inference", batch=batch, seq=seq, dtype=dtype or "fp32", runtime=runtime,
         attention=attention,
-        recompute="full" if recompute is True else recompute, optimizer=optimizer, price=price or partial(predict_kernel, learned=learned),
+        recompute="full" if recompute is True else recompute, optimizer=optimizer, master_weights=master_weights,
+        fp32_gradients=fp32_gradients, price=price or partial(predict_kernel, learned=learned),
     )  # fmt: skip
+    _refuse_master(asked)
     if network_bytes_per_s is not None and not network_bytes_per_s > 0:
         raise InvalidInput(f"network_bytes_per_s = {network_bytes_per_s!r} must be above 0")
     box: Box | None = None
@@ -177,8 +188,9 @@ def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str], draw: 
     training = graph.mode == "training"
     micro = layout.micro_batches
     kind = rule[0] if training else None
-    accumulates = training and (kind is None or micro > 1)
-    found = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, _updates(graph, kind, rule[1], accumulates=accumulates))
+    keeps = _keeps(asked, kind, rule[1])
+    accumulates = training and (kind is None or micro > 1 or keeps.wide_gradients)
+    found = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, _updates(graph, kind, keeps, accumulates=accumulates))
     phases = {name: found.phase(name, 1 if name == "optimizer" else micro) for name in ("forward", "loss", "backward", "optimizer")}
     total = phases["forward"] + phases["loss"] + phases["backward"] + phases["optimizer"]
     times_run = {phase: 1.0 if phase == "optimizer" else float(micro) for phase in found.waits}
@@ -192,7 +204,7 @@ def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str], draw: 
         communication_s=NOTHING,
         host_wait_s=sum(wait_s * times_run[phase] for phase, wait_s in found.waits.items()),
         mfu=_model_flop(graph) * micro / (total.median * asked.gpu.matrix_rate(_peak_dtype(asked.dtype, asked.gpu))),
-        memory=_memory(graph, asked.gpu, kind, accumulates=accumulates),
+        memory=_memory(graph, asked.gpu, keeps, accumulates=accumulates),
         basis=found.basis,
         breakdown=breakdown(found, total.median, times_run),
         inputs=_inputs(asked, layout, graph),
@@ -233,6 +245,7 @@ def _inputs(asked: Question, layout: Layout, graph: OpGraph) -> dict[str, Any]:
         "model": graph.name, "gpu": asked.gpu.id, "mode": graph.mode, "batch": batch, "seq": graph.seq, "dtype": asked.dtype,
         "runtime": asked.runtime, "attention": asked.attention, "micro_batches": layout.micro_batches,
         "recompute": asked.recompute or graph.recompute, "optimizer": asked.optimizer if graph.mode == "training" else None,
+        "master_weights": asked.master_weights, "fp32_gradients": asked.fp32_gradients,
         "num_parameters": graph.num_parameters, **spread_over,
     }  # fmt: skip
 
@@ -304,10 +317,34 @@ def _optimizer(name: str | None) -> tuple[str | None, str]:
     return kind, how
 
 
+def _keeps(asked: Question, kind: str | None, how: str) -> Keeps:
+    if kind is None:
+        return Keeps(how=how)
+    return Keeps(states=STATES[kind], how=how, master=asked.master_weights, wide_gradients=asked.fp32_gradients)
+
+
+def _passing_bytes(graph: OpGraph, keeps: Keeps, wide_weights: bool) -> int:
+    """Of one updated weight on many GPUs, whose format is that of the largest."""
+    largest = max(graph.parameters, key=lambda entry: entry[0].numel, default=None)
+    return keeps.passing_bytes("fp32" if wide_weights or largest is None else largest[0].dtype)
+
+
+def _refuse_master(asked: Question) -> None:
+    """Master weights are an optimizer's, of weights that are narrower than fp32."""
+    if asked.fp32_gradients and not asked.master_weights:
+        raise InvalidInput("fp32_gradients needs master_weights: otherwise gradients have the format of the weights")
+    if asked.master_weights and (asked.mode != "training" or asked.optimizer is None):
+        raise InvalidInput("master_weights is for training with an optimizer: nothing else keeps them")
+    if asked.master_weights and asked.dtype not in NARROW:
+        raise InvalidInput(
+            f"master_weights is for weights of 16 bits ({', '.join(NARROW)}): with dtype = {asked.dtype} they are fp32 already"
+        )
+
+
 def _updates(
     graph: OpGraph,
     kind: str | None,
-    how: str,
+    keeps: Keeps,
     *,
     accumulates: bool,
     shards: int = 1,
@@ -318,8 +355,9 @@ def _updates(
     calls: list[KernelCall] = []
     if accumulates:
         for tensor, times in graph.parameters:
-            size = max(1, tensor.nbytes // shards)
-            kernel = MemoryPass(read_bytes=2 * size, written_bytes=size, flop=max(1, tensor.numel // shards))
+            numel = max(1, tensor.numel // shards)
+            own, summed = max(1, tensor.nbytes // shards), numel * keeps.gradient_bytes(tensor.dtype)
+            kernel = MemoryPass(read_bytes=own + summed, written_bytes=summed, flop=numel)
             calls.append(KernelCall("accumulate_grad", "backward", kernel, times, "cold", ENGINE))
     if kind is not None:
         formats: dict[str, tuple[int, int]] = {}
@@ -327,11 +365,14 @@ def _updates(
             numel, number = formats.get(dtype or tensor.dtype, (0, 0))
             formats[dtype or tensor.dtype] = numel + tensor.numel * times, number + times
         for name, (numel, number) in formats.items():
-            share = 1.0 if updated is None else updated / max(1, graph.num_parameters)
+            share = 1.0 if updated is None else updated / max(1, graph.num_trained)
+            wide = keeps.has_master(name)
             update = OptimizerUpdate(
-                numel=max(1, round(numel * share)), num_tensors=number, kind=kind, implementation=how, dtype=name
+                numel=max(1, round(numel * share)), num_tensors=number, kind=kind, implementation=keeps.how,
+                dtype="fp32" if wide else name, weight_dtype=name if wide else None,
+                gradient_dtype="fp32" if wide and keeps.wide_gradients else None,
             )  # fmt: skip
-            calls.append(KernelCall(f"{kind} {how}", "optimizer", update, 1, "cold", ENGINE))
+            calls.append(KernelCall(f"{kind} {keeps.how}", "optimizer", update, 1, "cold", ENGINE))
     return tuple(calls)
 
 
@@ -342,11 +383,9 @@ def _together(
     asked: Question, layout: Layout, rule: tuple[str | None, str], box: Box, graphs: dict[object, Divided], kernels: dict[object, Priced],
     draw: bool,
 ) -> StepPrediction:  # fmt: skip
-    if isinstance(asked.model, OpGraph) and asked.model.frozen:
-        raise InvalidInput(f"{asked.model.name} has frozen weights: a step of such a model is predicted on one GPU alone")
-    master = asked.dtype == "amp" and layout.fsdp > 1
+    wide_weights = asked.dtype == "amp" and layout.fsdp > 1
     micro_batch = layout.micro_batch(asked.batch) if asked.batch is not None and not isinstance(asked.model, OpGraph) else None
-    cut = micro_batch, layout.tp, layout.sequence_parallel, layout.ep, master
+    cut = micro_batch, layout.tp, layout.sequence_parallel, layout.ep, wide_weights
     if cut not in graphs:
         shared = expert_parallel(undivided(_graph(asked, layout)), layout.ep)
         divided = tensor_parallel(shared, layout.tp, sequence_parallel=layout.sequence_parallel)
@@ -359,16 +398,18 @@ def _together(
         groups = f"pp = {layout.pp} stages" + (f" of virtual_stages = {layout.virtual_stages} groups" if layout.virtual_stages > 1 else "")
         raise InvalidInput(f"{groups} are more than the {parts.number} layers of {graph.name}")
     kind = rule[0] if training else None
-    accumulates = training and (kind is None or layout.micro_batches > 1)
-    size = sizes_of(graph, parts, master=master)
-    most = size.of_stage(math.ceil(parts.number / layout.pp), True) / (layout.fsdp * (layout.dp if layout.zero else 1))
+    keeps = _keeps(asked, kind, rule[1])
+    accumulates = training and (kind is None or layout.micro_batches > 1 or keeps.wide_gradients)
+    size = sizes_of(graph, parts, wide_weights=wide_weights, keeps=keeps)
+    stage_reached = min(math.ceil(parts.number / layout.pp), parts.reached)
+    most = size.trained(stage_reached, True) / (layout.fsdp * (layout.dp if layout.zero else 1))
     key = *cut, accumulates and layout.fsdp
     if key not in kernels:
-        extra = _updates(graph, None, rule[1], accumulates=accumulates, shards=layout.fsdp)
+        extra = _updates(graph, None, keeps, accumulates=accumulates, shards=layout.fsdp)
         kernels[key] = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, extra)
     found = kernels[key]
     done = spread(found, divided, layout, box, size, draw=draw)
-    steps = _optimizer_parts(asked, graph, rule[1] if kind else None, kind, most, "fp32" if master else None)
+    steps = _optimizer_parts(asked, graph, keeps, kind, most, "fp32" if wide_weights else None)
     optimizer_s = sum((time.median_s[0] for time in steps.times), 0.0) if steps else 0.0
     total_s = done.compute_s + done.exposed_s + optimizer_s
     shares = {name: found.phase(name) for name in ("forward", "loss", "backward")}
@@ -387,7 +428,7 @@ def _together(
         communication_s=scaled(done.message_s, done.exposed_s),
         host_wait_s=sum(found.waits.values()) * layout.micro_batches / layout.pp,
         mfu=flop / (total_s * peak),
-        memory=memory_of(divided, layout, size, STATES[kind] if kind else 0, CONTEXT_BYTES, asked.gpu.dram_bytes),
+        memory=memory_of(divided, layout, size, _passing_bytes(graph, keeps, wide_weights), CONTEXT_BYTES, asked.gpu.dram_bytes),
         basis=weakest([found.basis, "analytic"] if done.collectives else [found.basis]),
         breakdown=parts_of(found, done, tuple(part for part in lines if part.name != HOST), layout, total_s),
         inputs=_inputs(asked, layout, divided.whole) | {"node": box.node.id},
@@ -409,12 +450,10 @@ def _with_optimizer(done: Spread, optimizer_s: float, name: str) -> tuple[Span, 
     return (*done.spans, *more)
 
 
-def _optimizer_parts(
-    asked: Question, graph: OpGraph, how: str | None, kind: str | None, updated: float, dtype: str | None
-) -> Priced | None:
-    if kind is None or how is None:
+def _optimizer_parts(asked: Question, graph: OpGraph, keeps: Keeps, kind: str | None, updated: float, dtype: str | None) -> Priced | None:
+    calls = _updates(graph, kind, keeps, accumulates=False, updated=updated, dtype=dtype)
+    if not calls:
         return None
-    calls = _updates(graph, kind, how, accumulates=False, updated=updated, dtype=dtype)
     timed = price_step(Step("prefill", calls), asked.gpu, asked.price)
     none = dict.fromkeys(PHASES, 0.0)
     return Priced(graph=graph, calls=calls, known=(True,) * len(calls), times=timed.calls, places={}, waits=none)
@@ -434,15 +473,19 @@ def _peak_dtype(dtype: str, gpu: GpuSpec) -> str:
     return wanted if wanted in have else "fp32"
 
 
-def _memory(graph: OpGraph, gpu: GpuSpec, kind: str | None, *, accumulates: bool) -> StepMemory:
+def _memory(graph: OpGraph, gpu: GpuSpec, keeps: Keeps, *, accumulates: bool) -> StepMemory:
     live = graph.live_bytes()
     training = graph.mode == "training"
     largest_gradient = max((tensor.nbytes for tensor, _ in graph.parameters), default=0) if accumulates else 0
+
+    def every(bytes_of: Callable[[str], int]) -> int:
+        return sum(bytes_of(tensor.dtype) * tensor.numel * times for tensor, times in graph.parameters) if training else 0
+
     return StepMemory(
         weights_bytes=graph.weights_bytes,
-        gradients_bytes=graph.trained_bytes if training else 0,
-        optimizer_bytes=graph.trained_bytes * STATES[kind] if kind is not None else 0,
-        activations_bytes=max(live["forward"], live["loss"], live["backward"]) + largest_gradient,
+        gradients_bytes=every(keeps.gradient_bytes),
+        optimizer_bytes=every(keeps.state_bytes),
+        activations_bytes=max(max(live["forward"], live["loss"], live["backward"]) + largest_gradient, every(keeps.passing_bytes)),
         saved_bytes=live["kept"] if training else 0,
         buffers_bytes=graph.buffers_bytes + graph.inputs_bytes,
         reserved_bytes=CONTEXT_BYTES,

@@ -12,18 +12,44 @@ from tilecast.engines.predict import NOTHING, Interval
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.optimizer_update import KINDS, OptimizerUpdate
+from tilecast.kernels.optimizer_update import OptimizerUpdate
 from tilecast.markup import html_table
 from tilecast.workloads.aggregate import BASES, CallTime, Price, joined, price_step, weakest
 from tilecast.workloads.aten import launches
 from tilecast.workloads.graph import KernelCall, Step
-from tilecast.workloads.opgraph import Node, OpGraph
+from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph
 
 ENGINE = "pytorch"  # whose measurements are asked
 PHASES = ("forward", "loss", "backward", "optimizer", "communication")
 HOST = "host"
 BUBBLE = "pipeline bubble"
+WIDE_BYTES = 4  # of fp32
 LEAST_WAIT_S = 1e-9  # below is rounding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keeps:
+    """What an optimizer keeps for a trained weight, and the format of its gradient; all in bytes of one weight."""
+
+    states: int = 0  # tensors beside each weight
+    how: str = "foreach"
+    master: bool = False  # weights of 16 bits have a copy in fp32, and states in fp32 too
+    wide_gradients: bool = False  # gradients of 16 bits are added up in fp32
+
+    def has_master(self, dtype: str) -> bool:
+        return self.master and ITEM_BYTES[dtype] < WIDE_BYTES
+
+    def gradient_bytes(self, dtype: str) -> int:
+        return max(ITEM_BYTES[dtype], WIDE_BYTES) if self.wide_gradients else ITEM_BYTES[dtype]
+
+    def state_bytes(self, dtype: str) -> int:
+        return WIDE_BYTES * (self.states + 1) if self.has_master(dtype) else ITEM_BYTES[dtype] * self.states
+
+    def passing_bytes(self, dtype: str) -> int:
+        """While it updates: a list of intermediates where all tensors go operation by operation, and gradients made wide."""
+        wide = self.has_master(dtype)
+        intermediates = (WIDE_BYTES if wide else ITEM_BYTES[dtype]) if self.how == "foreach" and self.states else 0
+        return intermediates + (WIDE_BYTES if wide and self.how != "fused" and not self.wide_gradients else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +310,7 @@ def dispatches(call: KernelCall) -> int:
     update = call.kernel
     if not isinstance(update, OptimizerUpdate):
         return call.count
-    operations = 1 if update.implementation == "fused" else KINDS[update.kind].operations
+    operations = 1 if update.implementation == "fused" else update.operations
     return int(operations * (update.num_tensors if update.implementation == "per_tensor" else 1))
 
 

@@ -6,7 +6,8 @@ whole, or with sequence parallelism divided by tokens. Expert parallelism leaves
 """
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -115,18 +116,29 @@ def anatomy(graph: OpGraph) -> Anatomy:
     """Raises InvalidInput where a graph has no attention heads or no embedding: such a model has no known tensor-parallel form."""
     forward = [node for segment in graph.segments for node in segment.nodes if node.phase == "forward"]
     tables = [node.inputs[0].shape for node in forward if node.op == "aten.embedding"]
-    heads = {_heads(tensor, graph.batch or 1) for node in forward for tensor in _headed(node)}
+    batch, tokens = texts(graph)
+    heads = {_heads(tensor, batch) for node in forward for tensor in _headed(node)}
     if not tables or not heads:
         raise InvalidInput(f"tp needs a model with an embedding and attention heads, and {graph.name} shows none")
     hidden = max(tables)[-1]
-    matrices = {tensor.shape for tensor, _ in graph.parameters if len(tensor.shape) == 2}
+    matrices = {tensor.shape for tensor, _ in graph.weights if len(tensor.shape) == 2}
     multiplied = {(node.inputs * 2)[-1].shape for node in forward if node.op in PRODUCTS}  # a table of positions is none
     weights = frozenset(shape for shape in matrices if shape in multiplied or shape[::-1] in multiplied)
     widths = {other for shape in weights for one, other in (shape, shape[::-1]) if one == hidden and other != hidden}
     wide = frozenset(width for width in widths if width * SMALLEST_WIDTH >= hidden)
     return Anatomy(
-        hidden=hidden, heads=frozenset(heads), widths=wide, weights=weights, batch=graph.batch or 1, tokens=graph.seq or 1,
+        hidden=hidden, heads=frozenset(heads), widths=wide, weights=weights, batch=batch, tokens=tokens,
     )  # fmt: skip
+
+
+def texts(graph: OpGraph) -> tuple[int, int]:
+    """Texts of a graph and tokens of each; where it was traced from a module, those of the largest lookup of words."""
+    looked_up = (
+        node.inputs[1].shape for segment in graph.segments for node in segment.nodes
+        if node.op == "aten.embedding" and node.phase == "forward" and len(node.inputs) > 1 and len(node.inputs[1].shape) == 2
+    )  # fmt: skip
+    batch, tokens = max(looked_up, key=math.prod, default=(1, 1))
+    return graph.batch or batch, graph.seq or tokens
 
 
 def _headed(node: Node) -> tuple[TensorShape, ...]:
@@ -159,7 +171,7 @@ class Divided:
     reduced_bytes: int = 0
     exchanges: int = 0  # layers of experts
     exchanged_bytes: int = 0  # that one GPU sends to or takes back from the experts of such a layer
-    expert_numel: int = 0  # weights of the experts that one GPU holds
+    expert_numel: int = 0  # trained weights of the experts that one GPU holds
 
 
 def undivided(graph: OpGraph) -> Divided:
@@ -183,14 +195,15 @@ def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = Fa
             attended = attended or bool(_headed(node)) or "scaled_dot_product" in node.op or "softmax_backward" in node.op
             if node.op in PRODUCTS:
                 along = _divided_dimension(node, body, attended)
-                sums += along == "k" and (node.phase == "forward" or runs_again(node))
+                wide = node.outputs[0].shape[-1] * SMALLEST_WIDTH >= body.hidden  # a narrow part is added up with what it becomes
+                sums += along == "k" and wide and (node.phase == "forward" or runs_again(node))
                 nodes.append(maps.product(node, along))
             else:
                 nodes.append(maps.other(node))
         segments.append(Segment(segment.repeat, tuple(nodes)))
         sums_of.append(sums)
-    parameters = tuple((maps.tensor(tensor), times) for tensor, times in graph.parameters)
-    made = renamed(graph, segments=tuple(segments), parameters=parameters)
+    parameters, frozen = (tuple((maps.tensor(tensor), times) for tensor, times in held) for held in (graph.parameters, graph.frozen))
+    made = renamed(graph, segments=tuple(segments), parameters=parameters, frozen=frozen)
     item = next(tensor for node in graph.segments[0].nodes if node.op == "aten.embedding" for tensor in node.outputs)
     size = body.batch * body.tokens * body.hidden * item.nbytes // max(1, item.numel)
     parts = layers(graph)
@@ -220,7 +233,7 @@ def _divided_dimension(node: Node, body: Anatomy, attended: bool) -> str | None:
     if not known:
         return None
     if n in body.widths or k in body.widths:
-        return "n" if n in body.widths and k == body.hidden else "k"
+        return "n" if n in body.widths and k not in body.widths else "k"
     if k == n == body.hidden:
         return "k" if attended else "n"
     return None
@@ -307,20 +320,27 @@ def expert_parallel(divided: Divided, ways: int) -> Divided:
     owned = _expert_weights(graph, room)
     layers_of_experts = max(1, products // (2 * number))  # two products, in and out, are one expert
     moved = layers_of_experts * (number - number // ways)  # matrices of each kind that other GPUs hold
-    parameters = tuple((tensor, max(1, times - moved) if tensor.shape in owned else times) for tensor, times in graph.parameters)
-    expert_matrices = [tensor for tensor, _ in graph.parameters if tensor.shape in owned]
+    every = {tensor: times for tensor, times in graph.weights if tensor.shape in owned}
+
+    def left(held: tuple[tuple[TensorShape, int], ...]) -> tuple[tuple[TensorShape, int], ...]:
+        """Those that stay here; of experts some of which are frozen, as many of either kind."""
+        return tuple(
+            (tensor, max(1, times - moved * times // every[tensor]) if tensor in every else times) for tensor, times in held
+        )  # fmt: skip
+
+    trained = sum(tensor.numel * times / every[tensor] for tensor, times in graph.parameters if tensor in every)
     return replace(
         divided,
-        graph=renamed(graph, segments=folded(nodes), parameters=parameters),
+        graph=renamed(graph, segments=folded(nodes), parameters=left(graph.parameters), frozen=left(graph.frozen)),
         exchanges=layers_of_experts,
-        expert_numel=sum(tensor.numel for tensor in expert_matrices) * layers_of_experts * number // ways,
+        expert_numel=round(trained * layers_of_experts * number / ways),
         exchanged_bytes=room * number * token_bytes,
     )
 
 
 def _experts(graph: OpGraph) -> tuple[int, int]:
     """Tokens that one expert has room for, and how many experts a layer has: equal products of fewer tokens than the batch has."""
-    tokens = (graph.batch or 1) * (graph.seq or 1)
+    tokens = math.prod(texts(graph))
     run, last = 0, None
     best: tuple[int, int] | None = None
     for node in graph.nodes():
@@ -359,17 +379,34 @@ def _with_room(node: Node, room: int, wider: int) -> Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """Which segments of a graph are its layers, and how many there are; the rest comes before (`front`) or after (`back`) them."""
+    """Which segments of a graph are its layers, and how many there are; the rest comes before (`front`) or after (`back`) them.
+
+    A backward pass ends at the first weight that is trained: it runs through the last `reached` layers.
+    """
 
     number: int
     forward: frozenset[int]
     backward: frozenset[int]
     places: Mapping[int, str]  # segment -> front, layers or back
+    unreached: int = 0  # layers before the first trained weight
+
+    @property
+    def reached(self) -> int:
+        return self.number - self.unreached
 
     def per_stage(self, stages: int) -> tuple[int, ...]:
         return tuple(self.number // stages + (stage < self.number % stages) for stage in range(stages))
 
+    def reached_per_stage(self, stages: int) -> tuple[int, ...]:
+        """Layers of each stage that the backward pass runs through."""
+        found, before = [], 0
+        for number in self.per_stage(stages):
+            before += number
+            found.append(max(0, min(number, before - self.unreached)))
+        return tuple(found)
 
+
+OWN_GRADIENT = ("aten._softmax", "aten._safe_softmax", "aten.gelu", "aten.silu", "aten.native_layer_norm")  # NAME_backward is one operator
 LEAST_SHARE = 0.2  # of the operators of a pass: a shorter repetition is no layer
 
 
@@ -385,11 +422,44 @@ def layers(graph: OpGraph) -> Layers:
         ]  # fmt: skip
     number = max([1, *(sum(graph.segments[place].repeat for place in places) for places in found.values())])
     # Folding may leave a layer at an end apart; weights that every layer has one of say how many there are.
-    number = min((times for tensor, times in graph.parameters if len(tensor.shape) == 2 and number <= times <= number + 2), default=number)
+    number = min((times for tensor, times in graph.weights if len(tensor.shape) == 2 and number <= times <= number + 2), default=number)
     named: dict[int, str] = {}
     for phase, before, after in (("forward", "front", "back"), ("backward", "back", "front")):
         chosen = found[phase]
         for place, segment in enumerate(graph.segments):
             if segment.nodes[0].phase == phase or (phase == "forward" and segment.nodes[0].phase == "loss"):
                 named[place] = "layers" if place in chosen else before if chosen and place < chosen[0] else after
-    return Layers(number=number, forward=frozenset(found["forward"]), backward=frozenset(found["backward"]), places=named)
+    unreached = number - _reached(graph, found, number) if graph.frozen and graph.mode == "training" else 0
+    return Layers(
+        number=number, forward=frozenset(found["forward"]), backward=frozenset(found["backward"]), places=named, unreached=unreached
+    )  # fmt: skip
+
+
+def _reached(graph: OpGraph, runs: Mapping[str, list[int]], number: int) -> int:
+    """Layers that a backward pass runs through: gradients of an operator that every layer runs forward, such as softmax, tell how many.
+
+    Where a layer has none of these, its repeated layers do, with those that folding left apart.
+    """
+    every = _operators(graph, "backward", range(len(graph.segments)))
+    in_layers, repeats = _operators(graph, "forward", runs["forward"]), _repeats(graph, frozenset(runs["forward"]))
+    told = [
+        math.ceil(sum(number for name, number in every.items() if name.startswith(f"{op}_backward")) * repeats / times)
+        for op, times in in_layers.items()
+        if op in OWN_GRADIENT or "scaled_dot_product" in op
+    ]
+    if told:
+        return min(number, *told)
+    if not runs["backward"]:
+        return 0
+    inside, repeats = _operators(graph, "backward", runs["backward"]), _repeats(graph, frozenset(runs["backward"]))
+    return min(number, round(statistics.median(every[op] * repeats / times for op, times in inside.items())))
+
+
+def _operators(graph: OpGraph, phase: str, places: Iterable[int]) -> dict[str, int]:
+    """How often each operator runs in some segments; views left out."""
+    found: dict[str, int] = {}
+    for segment in (graph.segments[place] for place in places):
+        for node in segment.nodes:
+            if node.phase == phase and not node.is_view:
+                found[node.op] = found.get(node.op, 0) + segment.repeat
+    return found

@@ -100,8 +100,22 @@ class OpGraph:
         return sum(segment.repeat * len(segment.nodes) for segment in self.segments)
 
     @property
+    def weights(self) -> tuple[tuple[TensorShape, int], ...]:
+        """All weights, trained or not, and how many of each shape."""
+        if not self.frozen:
+            return self.parameters
+        every: dict[TensorShape, int] = {}
+        for tensor, times in (*self.parameters, *self.frozen):
+            every[tensor] = every.get(tensor, 0) + times
+        return tuple(every.items())
+
+    @property
     def num_parameters(self) -> int:
         return sum(tensor.numel * times for tensor, times in (*self.parameters, *self.frozen))
+
+    @property
+    def num_trained(self) -> int:
+        return sum(tensor.numel * times for tensor, times in self.parameters)
 
     @property
     def num_parameter_tensors(self) -> int:

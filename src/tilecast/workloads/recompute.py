@@ -26,6 +26,9 @@ def recomputed(segments: tuple[Segment, ...], what: str = "full", *, stops_early
     `stops_early`: PyTorch since 2.1; before, a layer ran to its end again.
     """
     forward, backward = (_layers(segments, phase) for phase in ("forward", "backward"))
+    # Layers before the first trained weight keep nothing.
+    keeping = tuple(segment if _saved(segment.nodes) else replace(segment, repeat=1) for segment in segments)
+    forward = forward if (found := _layers(keeping, "forward")) is None else found
     if forward is None or backward is None:
         raise InvalidInput("recompute needs a list of equal layers, and this model has none")
     first, last = segments[forward], segments[backward]

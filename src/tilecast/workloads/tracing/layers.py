@@ -48,13 +48,13 @@ def lengthened(segments: tuple[Segment, ...], layers: int, num_lists: int) -> tu
 
 
 def _likeness(layer: nn.Module) -> tuple[Any, ...]:
-    """What decides a layer's graph: classes, tensors' shapes and plain attributes of every part."""
+    """What decides a layer's graph: classes, tensors' shapes, which of them are trained, and plain attributes of every part."""
     return tuple(
         (
             path,
             type(part),
             part.training,
-            tuple((name, tuple(tensor.shape), tensor.dtype) for name, tensor in _held(part)),
+            tuple((name, tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for name, tensor in _held(part)),
             repr(sorted((name, repr(value)) for name, value in vars(part).items() if _is_plain(name, value))),
         )
         for path, part in layer.named_modules()
