@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from tests.unit.command_line import Tilecast
+from tilecast.cli import predict_compare
+from tilecast.engines.many import METRICS
 from tilecast.engines.predict import set_up
 from tilecast.errors import InvalidInput
+from tilecast.explore.comparison import compare
 from tilecast.predictors import predict_kernel
 from tilecast.serving.event_loop import event_loop, exact_step_s
 from tilecast.serving.load import predict_load, run_load
@@ -119,6 +122,48 @@ def test_the_fast_way_agrees_with_an_event_loop(seed):
     assert np.mean(fast.tpot_s["median_s"]) == pytest.approx(np.mean(tpot), rel=0.02)
     extra = host.first_token_s + host.prompt_token_s * np.mean([each.input_tokens for each in slow])
     assert np.mean(fast.latency_s["median_s"]) - extra == pytest.approx(np.mean(latency), rel=0.02)
+
+
+# ---- comparisons -------------------------------------------------------------------------------------------------
+
+
+def test_loads_are_compared_and_each_is_what_predict_load_says():
+    asked = {"isl": 512, "osl": 32, "engine": "vllm"}
+    found = compare("Qwen/Qwen3-32B", ["h100-sxm", "l4"], tps=[1, 2, 3], concurrencies=[1, 32], **asked)
+    assert len(found.outcomes) == 8 and {refusal.tp for refusal in found.refusals} == {3}
+    assert (found.winner.gpu, found.winner.concurrency) == ("h100-sxm", 32)
+    assert [outcome.gpu for outcome in found.outcomes if not outcome.fits] == ["l4"] * 4
+    for outcome in found.outcomes[::3]:
+        alone = predict_load("Qwen/Qwen3-32B", outcome.gpu, tp=outcome.tp, concurrency=outcome.concurrency, **asked)
+        assert outcome.num_gpus == alone.num_gpus == outcome.tp
+        for name in METRICS:
+            assert getattr(outcome, name) == getattr(alone, name), name
+
+
+def test_one_table_of_loads_and_the_winner_at_the_end(tilecast: Tilecast, monkeypatch, tmp_path):
+    monkeypatch.setattr(predict_compare, "PATIENCE_S", 600.0)
+    line = ("predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm,l4", "--tp", "1,2", "--concurrency", "1:16:x4", "--isl", "256", "--osl", "16")
+    shown = tilecast(*line, "--by", "tpot_s", "--html", str(tmp_path / "c.html"))
+    assert shown.out.startswith("12 configurations of Qwen/Qwen3-8B, 256 input and 16 output tokens; by time per output token, best is ")
+    assert "The best concurrency of each" in shown.out and "█" in shown.out
+    assert "tp 2 concurrency 1 wins with " in shown.out.strip().split("\n\n")[-2]
+    found = tilecast(*line, "--by", "tpot_s", "--json").json
+    assert found["swept"] == "concurrency" and found["winner"] == {"gpu": "h100-sxm", "tp": 2, "concurrency": 1}
+    assert found["inputs"]["concurrency"] == "1:16:x4"
+    page = (tmp_path / "c.html").read_text(encoding="utf-8")
+    assert found["sentence"] in page and "h100-sxm tp 2 concurrency 16" in page
+    same = eval(tilecast(*line, "--by", "tpot_s", "--as-python").out.splitlines()[1], {"compare": compare})
+    assert same.sentence == found["sentence"]
+
+
+def test_the_batch_limits_every_load_of_a_sweep(tilecast: Tilecast):
+    line = ("predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--concurrency", "16,64", "--isl", "256", "--osl", "32", "--json")
+    free, limited = tilecast(*line).json["configurations"], tilecast(*line, "--batch", "4").json["configurations"]
+    for outcome in limited:  # four run, however many wait
+        settings = {"most_running_requests": 4}
+        alone = predict_load("Qwen/Qwen3-8B", "h100-sxm", concurrency=outcome["concurrency"], isl=256, osl=32, engine_settings=settings)
+        assert outcome["tpot_s"] == alone.tpot_s.to_dict()
+    assert max(one["tpot_s"]["median"] for one in limited) < 0.8 * max(one["tpot_s"]["median"] for one in free)
 
 
 # ---- laws --------------------------------------------------------------------------------------------------------
@@ -241,7 +286,13 @@ def test_the_command_says_it_in_one_sentence_first(tilecast: Tilecast):
     [
         (("--batch", "0"), "--batch 0 must be at least 1: it limits how many requests run"),
         (("--why",), "--why and --concurrency exclude one another"),
-        (("--tp", "1,2"), "--concurrency predicts one configuration"),
+        (("--batch", "4,8"), "--batch 4,8 limits how many requests of a load run: give one number; --concurrency takes several"),
+        (("--tp", "1,2", "--breakdown"), "--breakdown explains one configuration: give one --gpu, --tp and --concurrency"),
+        (("--concurrency", "1:x"), "--concurrency 1:x must read like 8, 1,2,4"),
+        (("--concurrency", "0,8"), "--concurrency 0,8: 0 must be at least 1"),
+        (("--concurrency", "0"), "concurrency = 0 must be a whole number from 1"),
+        (("--concurrency", "eight"), "--concurrency eight must read like 8, 1,2,4"),
+        (("--by", "speed"), "--by 'speed' must be one of output_tokens_per_s_per_gpu"),
         (("--engine-set", "max_num_seqs"), "must read FACT=VALUE, e.g. chunked_prefill_size=4096"),
         (("--requests", "x.csv"), "--requests and --isl, --osl exclude one another"),
     ],

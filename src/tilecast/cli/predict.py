@@ -40,7 +40,9 @@ FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", 
 @click.option("--isl", type=int, help="Input tokens of each request.")
 @click.option("--osl", type=int, help="Output tokens of each request.")
 @click.option("--requests", "requests_path", metavar="FILE.csv", help="One request a line: input_tokens,output_tokens.")
-@click.option("--concurrency", help="Predict a load: so many users with one request each in flight; --batch limits what runs.")
+@click.option(
+    "--concurrency", help="Predict a load: so many users with one request each in flight; several as 1:64:x2; --batch limits what runs."
+)
 @click.option("--node", help="The box, as in `tilecast nodes` [default: the usual one of the GPU].")
 @click.option("--quant", help="Weights: bf16, fp16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
 @click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
@@ -61,8 +63,8 @@ def command(
     """Predict a static batch, or with --concurrency a load: first token, decode step, total, tokens per second, memory, and why.
 
     MODEL is a bundled Hugging Face id such as Qwen/Qwen3-32B, a config.json, or its folder. All requests are prefilled together, then
-    decoded in lock step; one that has all its tokens leaves the batch. With several GPUs, group sizes or batches, it compares them. With
-    --concurrency N, N users each have one request in flight, and the steady state of continuous batching is predicted.
+    decoded in lock step; one that has all its tokens leaves the batch. With --concurrency N, N users each have one request in flight,
+    and the steady state of continuous batching is predicted. With several GPUs, group sizes, batches or concurrencies, it compares them.
     """
     sizes = ("isl", "osl") if concurrency is not None else ("batch", "isl", "osl")
     if requests_path and any(given[name] is not None for name in sizes):
@@ -86,27 +88,32 @@ def command(
     if concurrency is not None:
         from tilecast.cli import predict_load
 
-        refused = [name for name, value in (("--why", why), ("--html", page), ("--trace", timeline)) if value]
-        emit(predict_load.report_of(
-            model, gpu, concurrency=concurrency, requests=requests, overrides=overrides, line=line, breakdown=breakdown, refused=refused,
-            by=by, **given,
-        ), **output)  # fmt: skip
-        return
-    if is_comparison(gpu, given["tp"], given["batch"], by):
+        given = predict_load.limited(given)
+    if is_comparison(gpu, given["tp"], concurrency or given["batch"], by):
         from tilecast.cli import predict_compare
 
         if alone := [f"--{name}" for name, value in (("breakdown", breakdown), ("why", why), ("trace", timeline)) if value]:
-            raise InvalidInput(f"{', '.join(alone)} explains one configuration: give one --gpu, --tp and --batch, and no --by")
-        found = predict_compare.compared(model, gpu, by=by, requests=requests, overrides=overrides, **given)
-        python = predict_compare.python(model, gpu, by, given, requests, overrides)
+            varied = "--batch" if concurrency is None else "--concurrency"
+            raise InvalidInput(f"{', '.join(alone)} explains one configuration: give one --gpu, --tp and {varied}, and no --by")
+        arguments = predict_compare.arguments(gpu, by, given, concurrency, requests, overrides)
+        python = predict_compare.python(model, arguments)
         if as_python:
             emit(Report(answer="", python=python), **output)
             return
-        inputs = {"model": found.model, "gpu": gpu, **given, "requests": requests, "set": list(assignments)}
+        found = predict_compare.compared(model, arguments)
+        asked = {**given, **({"concurrency": concurrency} if concurrency is not None else {})}
+        inputs = {"model": found.model, "gpu": gpu, **asked, "requests": requests, "set": list(assignments)}
         report = predict_compare.comparison_report(found, inputs, line, python)
         if page is not None:
             predict_compare.write_html(report, page)
         emit(report, **output)
+        return
+    if concurrency is not None:
+        refused = [name for name, value in (("--why", why), ("--html", page), ("--trace", timeline)) if value]
+        emit(predict_load.report_of(
+            model, gpu, concurrency=concurrency, requests=requests, overrides=overrides, line=line, breakdown=breakdown, refused=refused,
+            **given,
+        ), **output)  # fmt: skip
         return
     given |= {name: numbers(f"--{name}", given[name])[0] for name in ("tp", "batch") if given[name] is not None}
     if note := hardware.resolution_note(gpu):

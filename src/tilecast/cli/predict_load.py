@@ -5,7 +5,7 @@ from typing import Any
 from tilecast import hardware, units
 from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.output import say
-from tilecast.cli.ranges import is_comparison, numbers
+from tilecast.cli.ranges import numbers
 from tilecast.engines.predict import Interval, Part
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
@@ -17,27 +17,30 @@ FULL = ("phase", "part", "launches", "time", "share", "bound", "efficiency", "ba
 BRIEF = ("phase", "part", "time", "share", "kernel")
 
 
+def limited(given: dict[str, Any]) -> dict[str, Any]:
+    """`given` with --batch as what it is in a load: how many requests the engine may run at once."""
+    if given["batch"] is None:
+        return given
+    sizes = numbers("--batch", given["batch"])
+    if len(sizes) > 1:
+        raise InvalidInput(f"--batch {given['batch']} limits how many requests of a load run: give one number; --concurrency takes several")
+    if sizes[0] < 1:
+        raise InvalidInput(f"--batch {given['batch']} must be at least 1: it limits how many requests run")
+    settings = {"most_running_requests": sizes[0], **(given.get("engine_settings") or {})}
+    return {**given, "batch": None, "engine_settings": settings}
+
+
 def report_of(
     model: str, gpu: str, *, concurrency: str, requests: list[tuple[int, int]] | None, overrides: dict[str, str], line: str,
-    breakdown: bool, refused: list[str], by: str | None, **given: Any,
+    breakdown: bool, refused: list[str], **given: Any,
 ) -> Report:  # fmt: skip
-    """The report; a load explains one configuration, so options that compare or explain a static batch are refused by name."""
-    try:
-        users = int(concurrency)
-    except ValueError:
-        raise InvalidInput(f"--concurrency {concurrency} must be a whole number of at least 1") from None
+    """The report; options that explain a static batch are refused by name."""
     if refused:
         raise InvalidInput(f"{', '.join(refused)} and --concurrency exclude one another: they explain a static batch")
-    if is_comparison(gpu, given["tp"], given["batch"], by):
-        raise InvalidInput("--concurrency predicts one configuration: give one --gpu and --tp, and no --by")
-    tp, batch = numbers("--tp", given.pop("tp"))[0], given.pop("batch")
+    (users,), (tp, *_) = numbers("--concurrency", concurrency), numbers("--tp", given.pop("tp"))
+    given.pop("batch")
     if note := hardware.resolution_note(gpu):
         say(note)
-    if batch is not None:  # the largest batch that the engine may run
-        largest = numbers("--batch", batch)[0]
-        if largest < 1:
-            raise InvalidInput(f"--batch {batch} must be at least 1: it limits how many requests run")
-        given["engine_settings"] = {"most_running_requests": largest, **(given.get("engine_settings") or {})}
     asked = {"tp": tp, "concurrency": users, **given, "requests": requests, "overrides": overrides or None}
     found = predict_load(model, gpu, **asked)
     for warning in found.warnings:

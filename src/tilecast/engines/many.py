@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ Lengths = tuple[int, int, int]  # requests of a step, query and context length o
 class Outcome:
     """What a batch takes: a Prediction without its breakdown. Lengths are None where requests differ."""
 
+    swept: ClassVar[str] = "batch"
     gpu: str
     tp: int
     num_gpus: int
@@ -54,6 +55,10 @@ class Outcome:
     decode_s: Interval
     memory: Memory
     basis: str
+
+    @property
+    def size(self) -> int:
+        return self.batch
 
     @property
     def fits(self) -> bool:
@@ -306,7 +311,7 @@ class Metric:
     unit: str  # "s": times, told in the unit that suits them
     more_is_better: bool
 
-    def of(self, outcome: Outcome) -> Interval:
+    def of(self, outcome: object) -> Interval:
         found: Interval = getattr(outcome, self.name)
         return found
 

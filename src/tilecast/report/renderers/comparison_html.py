@@ -22,7 +22,7 @@ def page(report: Report) -> str:
         f"<div class='pair'>{_bars(found)}{_curves(found)}</div>",
     ]
     for grid in report.grids:
-        if grid.title == BEST_OF_EACH:  # the bars above say it
+        if grid.title == BEST_OF_EACH.format(found["swept"]):  # the bars above say it
             continue
         body += [f"<h2>{escape(grid.title)}</h2>", pages.table(grid)]
     inputs, made = pages.facts("Inputs", found["inputs"]), pages.facts("Versions", found["versions"])
@@ -45,7 +45,7 @@ def _bars(found: Mapping[str, Any]) -> str:
     best = {group: entries[0] for group, entries in list(_groups(found).items())[:MOST_BARS]}
     if not best:
         return ""
-    longest = max(entry[metric.name]["median"] for entry in best.values())
+    swept, longest = found["swept"], max(entry[metric.name]["median"] for entry in best.values())
     rows = []
     for place, ((gpu, tp), entry) in enumerate(best.items()):
         value = entry[metric.name]
@@ -53,10 +53,10 @@ def _bars(found: Mapping[str, Any]) -> str:
         low, high = (units.human("_s", value[end]) if metric.unit == "s" else units.significant(value[end]) for end in ("low", "high"))
         shown = f"{told} <span class='soft'>({low}-{high})</span>"
         rows.append(
-            (f"{gpu} tp {tp}", value["median"] / longest, place % NUM_COLOURS, shown, f"batch {entry['batch']}, basis {entry['basis']}")
+            (f"{gpu} tp {tp}", value["median"] / longest, place % NUM_COLOURS, shown, f"{swept} {entry[swept]}, basis {entry['basis']}")
         )
     unit = "" if metric.unit == "s" else f", {metric.unit}"
-    return pages.card(f"{metric.words}{unit}", pages.bars(rows), "The best batch of each, with its 80 % interval.")
+    return pages.card(f"{metric.words}{unit}", pages.bars(rows), f"{BEST_OF_EACH.format(swept)}, with its 80 % interval.")
 
 
 def _place(entry: Mapping[str, Any]) -> tuple[float, float]:
@@ -64,8 +64,9 @@ def _place(entry: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _curves(found: Mapping[str, Any]) -> str:
+    swept = found["swept"]
     groups = {
-        group: sorted(entries, key=lambda entry: int(entry["batch"]))
+        group: sorted(entries, key=lambda entry: int(entry[swept]))
         for group, entries in list(_groups(found).items())[:MOST_LINES]
         if entries[0]["output_tokens_per_s_per_user"]["median"] > 0
     }
@@ -77,10 +78,10 @@ def _curves(found: Mapping[str, Any]) -> str:
     lines = [
         Series(
             name=f"{gpu} tp {tp}", colour=place % NUM_COLOURS,
-            points=[(*_place(entry), f"{gpu} tp {tp} batch {entry['batch']}") for entry in entries],
+            points=[(*_place(entry), f"{gpu} tp {tp} {swept} {entry[swept]}") for entry in entries],
         )
         for place, ((gpu, tp), entries) in enumerate(groups.items())
     ]  # fmt: skip
     more = len(_groups(found)) - len(groups)
-    remark = "A point is a batch; up and to the right is better." + (f" {more} more are in the table." if more > 0 else "")
+    remark = f"A point is a {swept}; up and to the right is better." + (f" {more} more are in the table." if more > 0 else "")
     return pages.card("Throughput against speed for one user", chart(x, y, lines, title="Throughput against speed"), remark)
