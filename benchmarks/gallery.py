@@ -26,6 +26,7 @@ FOLDER = DOCS / "gallery"
 ASKED = ("--isl", "2048", "--osl", "256")
 PAGES = {
     "predict": ("predict", "Qwen/Qwen3-32B", "--gpu", "h100-sxm", "--tp", "2", "--batch", "32", *ASKED),
+    "load": ("predict", "Qwen/Qwen3-32B", "--gpu", "h100-sxm", "--tp", "2", "--concurrency", "32", *ASKED),
     "comparison": (
         "predict", "Qwen/Qwen3-32B", "--gpu", "h200-sxm,h100-sxm,a100-sxm-80gb", "--tp", "1,2,4", "--batch", "1:256:x2", *ASKED,
         "--by", "output_tokens_per_s_per_gpu",

@@ -50,7 +50,7 @@ FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", 
 @profile_option
 @click.option("--by", help="Compare by this figure, e.g. output_tokens_per_s_per_gpu [default of a comparison] or ttft_s.")
 @click.option("--breakdown", is_flag=True, help="Every kernel: launches, time, share, bound, efficiency, basis, sizes.")
-@click.option("--why", is_flag=True, help="What would make it faster: clock, bandwidth, link and batch changed and priced again.")
+@click.option("--why", is_flag=True, help="What would make it faster: clock, bandwidth, link and batch or users changed and priced again.")
 @click.option("--html", "html_path", metavar="FILE.html", help="Also write a page with plots that needs nothing else.")
 @click.option("--trace", "trace_path", metavar="FILE.json", help="Also write a timeline for ui.perfetto.dev or chrome://tracing.")
 @set_option
@@ -109,9 +109,10 @@ def command(
         emit(report, **output)
         return
     if concurrency is not None:
-        refused = [name for name, value in (("--why", why), ("--html", page), ("--trace", timeline)) if value]
+        if timeline is not None:
+            raise InvalidInput("--trace and --concurrency exclude one another: it draws the steps of a static batch")
         emit(predict_load.report_of(
-            model, gpu, concurrency=concurrency, requests=requests, overrides=overrides, line=line, breakdown=breakdown, refused=refused,
+            model, gpu, concurrency=concurrency, requests=requests, overrides=overrides, line=line, breakdown=breakdown, why=why, page=page,
             **given,
         ), **output)  # fmt: skip
         return

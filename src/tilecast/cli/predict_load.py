@@ -1,8 +1,10 @@
 """`tilecast predict --concurrency N`: what N users see, and what the GPUs give them."""
 
+from pathlib import Path
 from typing import Any
 
 from tilecast import hardware, units
+from tilecast.cli.files import write_whole
 from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.output import say
 from tilecast.cli.ranges import numbers
@@ -13,7 +15,7 @@ from tilecast.serving.load import LoadPrediction, predict_load
 from tilecast.workloads.aggregate import basis_words
 
 MOST_SHOWN = 12
-FULL = ("phase", "part", "launches", "time", "share", "bound", "efficiency", "basis", "kernel")
+FULL = ("phase", "part", "launches", "time", "share", "bound by", "bound", "efficiency", "basis", "kernel")
 BRIEF = ("phase", "part", "time", "share", "kernel")
 
 
@@ -32,34 +34,57 @@ def limited(given: dict[str, Any]) -> dict[str, Any]:
 
 def report_of(
     model: str, gpu: str, *, concurrency: str, requests: list[tuple[int, int]] | None, overrides: dict[str, str], line: str,
-    breakdown: bool, refused: list[str], **given: Any,
+    breakdown: bool, why: bool, page: Path | None, **given: Any,
 ) -> Report:  # fmt: skip
-    """The report; options that explain a static batch are refused by name."""
-    if refused:
-        raise InvalidInput(f"{', '.join(refused)} and --concurrency exclude one another: they explain a static batch")
+    """The report, and its page where one was asked for."""
     (users,), (tp, *_) = numbers("--concurrency", concurrency), numbers("--tp", given.pop("tp"))
     given.pop("batch")
     if note := hardware.resolution_note(gpu):
         say(note)
-    asked = {"tp": tp, "concurrency": users, **given, "requests": requests, "overrides": overrides or None}
-    found = predict_load(model, gpu, **asked)
+    asked = {"model": model, "gpu": gpu, "tp": tp, "concurrency": users, **given, "requests": requests, "overrides": overrides or None}
+    found = predict_load(**asked)
     for warning in found.warnings:
         say(warning)
-    default = {"engine": "sglang", "tp": 1, "pp": 1, "ep": 1, "dp_attention": 1, "allow_longer_context": False}
-    said = {name: value for name, value in asked.items() if value is not None and value != default.get(name)}
-    arguments = "".join(f", {name}={value!r}" for name, value in said.items())
-    payload = {**found.to_dict(), "versions": versions()}
-    return Report(
+    payload, grids, closing = {**found.to_dict(), "versions": versions()}, [_headline(found), _where(found, breakdown)], ""
+    if why or page is not None:
+        from tilecast.cli import predict_why
+        from tilecast.diagnosis.what_if_load import why_load
+
+        reasons = why_load(found, asked)
+        explained = predict_why.load_grids(reasons)
+        if why:
+            payload["why"], closing = reasons.to_dict(), reasons.sentence
+            grids += explained
+    report = Report(
         answer=_answer(found),
-        grids=[_headline(found), _where(found, breakdown)],
+        grids=grids,
+        closing=closing,
         payload=payload,
         records=[part.to_dict() for part in found.breakdown]
         if breakdown
         else [{name: value for name, value in payload.items() if name not in ("schema", "breakdown")}],
         inputs=found.inputs,
-        python=f"import tilecast\ntilecast.predict_load({model!r}, gpu={gpu!r}{arguments})",
+        python=_python(asked, why),
         command=line,
     )
+    if page is not None:
+        from tilecast.report.load_figures import load_figures
+        from tilecast.report.renderers import load_html
+
+        payload["figures"] = load_figures(found, asked)
+        write_whole("--html", page, load_html.page(report, explained[0], reasons.to_dict()))
+    return report
+
+
+def _python(asked: dict[str, Any], why: bool) -> str:
+    default = {"engine": "sglang", "tp": 1, "pp": 1, "ep": 1, "dp_attention": 1, "allow_longer_context": False}
+    said = {name: value for name, value in asked.items() if value is not None and value != default.get(name)}
+    if why:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in said.items())
+        imported = "import tilecast\nfrom tilecast.diagnosis.what_if_load import why_load"
+        return f"{imported}\nasked = dict({arguments})\nwhy_load(tilecast.predict_load(**asked), asked)"
+    arguments = "".join(f", {name}={value!r}" for name, value in said.items() if name not in ("model", "gpu"))
+    return f"import tilecast\ntilecast.predict_load({asked['model']!r}, gpu={asked['gpu']!r}{arguments})"
 
 
 def _answer(found: LoadPrediction) -> str:
@@ -119,7 +144,7 @@ def _line(part: Part) -> dict[str, str]:
     return {
         "phase": part.phase, "part": part.name, "launches": str(part.launches_per_step) if part.call else "-",
         "time": units.human("_s", part.time.median), "share": f"{100 * part.share_fraction:.1f} %",
-        "bound": units.human("_s", part.bound_s) if part.call else "-",
+        "bound by": part.bound_by, "bound": units.human("_s", part.bound_s) if part.call else "-",
         "efficiency": f"{100 * part.efficiency:.0f} %" if part.efficiency else "-", "basis": part.basis,
         "kernel": " ".join(filter(None, (part.family, part.identity))) if part.call else "",
     }  # fmt: skip

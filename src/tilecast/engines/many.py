@@ -274,13 +274,14 @@ def price_steps(steps: Sequence[Step], gpu: GpuSpec, price: Price) -> list[tuple
         others = {entry.name: getattr(first, entry.name) for entry in fields(first) if entry.name not in names}
         kernel = type(first)(**others, **dict(zip(names, np.concatenate(tables, axis=1), strict=True)))
         predicted = price(kernel, gpu, **conditions(calls[0]))
-        basis = np.array([BASES.index(str(each)) for each in predicted.basis])
+        basis, binding = np.array([BASES.index(str(each)) for each in predicted.basis]), predicted.analysis.bound_by
         known = {name: getattr(predicted, name) for name in ("median_s", "low_s", "high_s", "bound_s")}
         starts = accumulate((table.shape[1] for table in tables), initial=0)
         for (number, place), call, where, start in zip(members, calls, wheres, starts, strict=False):
             rows = start + where
             values = {name: call.count * each[rows] for name, each in known.items()}
-            times[number][place] = CallTime(call=call, bound_by="", basis=BASES[int(basis[rows].max())], **values)
+            weakest = BASES[int(basis[rows].max())]
+            times[number][place] = CallTime(call=call, bound_by=str(binding[rows[-1]]), basis=weakest, **values)
             ranks[number] = np.maximum(ranks[number], basis[rows])
     return [
         (joined(step, tuple(times[number][place] for place in range(len(step.calls)))), ranks[number]) for number, step in enumerate(steps)

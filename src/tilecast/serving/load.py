@@ -346,7 +346,7 @@ def _parts(load: Load) -> list[Part]:
                 part = Part(
                     phase=curve.phase, name=call.name, family=call.kernel.family, identity=call.kernel.identity, sizes=_sizes(call.kernel),
                     launches_per_step=call.count, time=total.per(number), share_fraction=total.median / whole,
-                    bound_by=time.bound_by or "-", bound_s=float(weights @ time.bound_s) / number, basis=time.basis, call=call,
+                    bound_by=time.bound_by, bound_s=float(weights @ time.bound_s) / number, basis=time.basis, call=call,
                 )  # fmt: skip
                 before = parts.get(key)
                 parts[key] = part if before is None else _added(before, part)
@@ -360,6 +360,6 @@ def _parts(load: Load) -> list[Part]:
 
 def _added(one: Part, other: Part) -> Part:
     """The same kernel in steps of other sizes."""
-    basis = max(one.basis, other.basis, key=BASES.index)
+    basis, longer = max(one.basis, other.basis, key=BASES.index), max(one, other, key=lambda part: part.time.median)
     share = one.share_fraction + other.share_fraction
-    return replace(other, time=one.time + other.time, share_fraction=share, bound_s=one.bound_s + other.bound_s, basis=basis)
+    return replace(longer, time=one.time + other.time, share_fraction=share, bound_s=one.bound_s + other.bound_s, basis=basis)
