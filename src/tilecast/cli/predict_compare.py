@@ -33,7 +33,7 @@ PATIENCE_S = 1.0  # before anything is said of progress
 
 def arguments(
     gpu: str, by: str | None, given: dict[str, Any], concurrency: str | None, requests: list[tuple[int, int]] | None,
-    overrides: dict[str, str],
+    overrides: dict[str, str], workers: list[str],
 ) -> dict[str, Any]:  # fmt: skip
     """What `compare` is asked, but for the model."""
     names = [name.strip() for name in gpu.split(",")]
@@ -47,6 +47,7 @@ def arguments(
         sizes["batches"] = numbers("--batch", given["batch"])
     lengths = {"isl": given["isl"], "osl": given["osl"]} if requests is None else {"requests": requests}
     rest = {name: value for name, value in given.items() if name not in ("tp", "batch", "isl", "osl") and value not in (None, "sglang")}
+    sizes |= {"disaggregated": workers} if workers else {}
     return sizes | lengths | rest | ({"overrides": overrides} if overrides else {}) | {"by": by or DEFAULT}
 
 
@@ -54,7 +55,7 @@ def compared(model: str, asked: dict[str, Any]) -> Comparison:
     for name in asked["gpus"]:
         if note := hardware.resolution_note(name):
             say(note)
-    each = len(asked.get("concurrencies") or asked.get("batches") or (1,))
+    each = len(asked.get("concurrencies") or asked.get("batches") or (1,)) * max(1, len(asked.get("disaggregated", ())))
     with reported(len(asked["gpus"]) * len(asked["tps"]) * each) as progress:
         return compare(model, progress=progress, **asked)
 
@@ -119,7 +120,7 @@ def _ranking(found: Comparison) -> Grid:
         rows.append((f"{more:,} more in --json and --csv", "", "", "", "", "", "", "", "", "", ""))
     return Grid(
         title=f"Best first, by {found.metric.words}" + ("" if found.metric.unit == "s" else f" ({found.metric.unit})"),
-        columns=("gpu", "tp", found.swept, found.metric.name, "", "ttft", "tpot", "tokens/s/user", "tokens/s", "memory", "basis"),
+        columns=("gpu", _split(found), found.swept, found.metric.name, "", "ttft", "tpot", "tokens/s/user", "tokens/s", "memory", "basis"),
         rows=rows,
         right=frozenset({"tp", found.swept, found.metric.name, "ttft", "tpot", "tokens/s/user", "tokens/s", "memory"}),
         spare=("ttft", "tpot", "", "tokens/s", "tokens/s/user", "memory", "basis"),
@@ -129,7 +130,7 @@ def _ranking(found: Comparison) -> Grid:
 def _row(found: Comparison, outcome: Configuration) -> tuple[str, ...]:
     user = outcome.output_tokens_per_s_per_user.median
     return (
-        outcome.gpu, str(outcome.tp), str(outcome.size), told_interval(found.metric, found.metric.of(outcome)), _bar(found, outcome),
+        outcome.gpu, _group(outcome), str(outcome.size), told_interval(found.metric, found.metric.of(outcome)), _bar(found, outcome),
         units.human("_s", outcome.ttft_s.median), units.human("_s", outcome.tpot_s.median) if outcome.decode_steps else "-",
         units.significant(user) if user else "-", units.significant(outcome.output_tokens_per_s.median),
         units.human("_bytes", outcome.memory.total_bytes), outcome.basis,
@@ -143,31 +144,40 @@ def _bar(found: Comparison, outcome: Configuration) -> str:
 
 def _groups(found: Comparison) -> Grid:
     """One line per GPU and group size, its best batch or concurrency: only where the ranking does not say that already."""
-    best: dict[tuple[str, int], Configuration] = {}
+    best: dict[tuple[str, str], Configuration] = {}
     for outcome in found.fitting:
-        best.setdefault((outcome.gpu, outcome.tp), outcome)
+        best.setdefault((outcome.gpu, outcome.layout), outcome)
     rows = [
-        (outcome.gpu, str(outcome.tp), str(outcome.size), told(found.metric, found.metric.of(outcome).median), _bar(found, outcome))
+        (outcome.gpu, _group(outcome), str(outcome.size), told(found.metric, found.metric.of(outcome).median), _bar(found, outcome))
         for outcome in best.values()
     ]
     return Grid(
-        title=BEST_OF_EACH.format(found.swept), columns=("gpu", "tp", found.swept, found.metric.name, ""),
+        title=BEST_OF_EACH.format(found.swept), columns=("gpu", _split(found), found.swept, found.metric.name, ""),
         rows=rows if 1 < len(rows) < len(found.fitting) else [], right=frozenset({"tp", found.swept, found.metric.name}), spare=("",),
     )  # fmt: skip
 
 
+def _split(found: Comparison) -> str:
+    """What the column of GPUs' shares is called."""
+    return "tp" if all(outcome.layout == f"tp {outcome.tp}" for outcome in found.outcomes) else "workers"
+
+
+def _group(outcome: Configuration) -> str:
+    return outcome.layout.removeprefix("tp ")
+
+
 def _too_large(found: Comparison) -> Grid:
-    def group(outcome: Configuration) -> tuple[str, int]:
-        return outcome.gpu, outcome.tp
+    def group(outcome: Configuration) -> tuple[str, int, str]:
+        return outcome.gpu, outcome.tp, _group(outcome)
 
     rows = []
-    for (gpu, tp), members in groupby(sorted((one for one in found.outcomes if not one.fits), key=group), key=group):
+    for (gpu, _, split), members in groupby(sorted((one for one in found.outcomes if not one.fits), key=group), key=group):
         sizes = sorted(members, key=lambda outcome: outcome.size)
         first = sizes[0].memory
         needed, has = (units.human("_bytes", value) for value in (first.total_bytes, first.capacity_bytes))
         needs = f"{needed} of {has} at {found.swept} {sizes[0].size}"
-        rows.append((gpu, str(tp), _listed([outcome.size for outcome in sizes]), needs))
-    return Grid(title="Does not fit", columns=("gpu", "tp", found.swept, "needs, a GPU"), rows=rows, right=frozenset({"tp"}))
+        rows.append((gpu, split, _listed([outcome.size for outcome in sizes]), needs))
+    return Grid(title="Does not fit", columns=("gpu", _split(found), found.swept, "needs, a GPU"), rows=rows, right=frozenset({"tp"}))
 
 
 def _listed(values: Sequence[int]) -> str:

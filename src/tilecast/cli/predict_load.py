@@ -1,5 +1,6 @@
 """`tilecast predict --concurrency N`: what N users see, and what the GPUs give them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def report_of(
     found = predict_load(**asked)
     for warning in found.warnings:
         say(warning)
-    payload, grids, closing = {**found.to_dict(), "versions": versions()}, [_headline(found), _where(found, breakdown)], ""
+    payload, grids, closing = {**found.to_dict(), "versions": versions()}, [_headline(found), where(found.breakdown, breakdown)], ""
     if why or page is not None:
         from tilecast.cli import predict_why
         from tilecast.diagnosis.what_if_load import why_load
@@ -126,8 +127,8 @@ def _headline(found: LoadPrediction) -> Grid:
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",), wraps="meaning")
 
 
-def _where(found: LoadPrediction, every: bool) -> Grid:
-    parts = [part for part in found.breakdown if part.time.median > 0 or part.call is None]
+def where(breakdown: Sequence[Part], every: bool) -> Grid:
+    parts = [part for part in breakdown if part.time.median > 0 or part.call is None]
     shown = parts if every else sorted(parts, key=lambda part: -part.time.median)[:MOST_SHOWN]
     columns = FULL if every else BRIEF
     rows = [tuple(_line(part)[name] for name in columns) for part in shown]

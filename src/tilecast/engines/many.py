@@ -61,6 +61,10 @@ class Outcome:
         return self.batch
 
     @property
+    def layout(self) -> str:
+        return f"tp {self.tp}"
+
+    @property
     def fits(self) -> bool:
         return self.memory.fits
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tilecast import hardware, units
 from tilecast.engines.many import METRICS, Metric, Outcome, outcome_of, outcomes
 from tilecast.engines.predict import Interval, predict
 from tilecast.errors import InvalidInput, TilecastError
+from tilecast.serving.disaggregated import layouts_of, workers_in
 from tilecast.serving.outcome import LoadOutcome, load_outcomes
 from tilecast.workloads.model import model_config
 
@@ -54,7 +56,7 @@ class Comparison:
         best, *rest = self.fitting or (None,)
         if best is None:
             return None
-        others = (outcome for outcome in rest if (outcome.gpu, outcome.tp) != (best.gpu, best.tp))
+        others = (outcome for outcome in rest if (outcome.gpu, outcome.layout) != (best.gpu, best.layout))
         return next(others, next(iter(rest), None))
 
     @property
@@ -140,11 +142,14 @@ def compare(
     osl: int | None = None,
     requests: Sequence[tuple[int, int]] | None = None,
     concurrencies: Sequence[int] = (),
+    disaggregated: Sequence[str] = (),
     by: str = DEFAULT,
     progress: Progress | None = None,
     **options: Any,
 ) -> Comparison:
     """Every GPU with every group size and batch, or with every concurrency; `options` are those of `predict` or `predict_load`.
+
+    `disaggregated` are prefill and decode workers such as 2P1D, or ["auto"] for all that a box of 8 has room for.
 
     >>> found = compare("Qwen/Qwen3-8B", ["h100-sxm", "l4"], batches=[1, 8], isl=256, osl=16)
     >>> found.winner.gpu
@@ -158,14 +163,21 @@ def compare(
         raise InvalidInput("give batches or concurrencies, not both: the batches of a load are the engine's")
     if requests is None and (not sizes or isl is None or osl is None):
         raise InvalidInput("give batches or concurrencies, isl and osl, or requests")
+    if disaggregated and not concurrencies:
+        raise InvalidInput("disaggregated workers serve a load: give concurrencies")
+    for workers in disaggregated if list(disaggregated) != ["auto"] else ():
+        workers_in(workers)
+    either = {name: options.get(name) for name in ("prefill_tp", "decode_tp")}
+    layouts = {tp: layouts_of(tp, **either) if list(disaggregated) == ["auto"] else list(disaggregated) or [""] for tp in tps}
     longest = max((pair[1] for pair in requests), default=0) if requests is not None else osl
     if longest == 1 and by in OF_DECODE:
         raise InvalidInput(f"--by {by}: one output token needs no decode step; compare by ttft_s or total_s, or ask for more tokens")
 
     def priced(gpu: str, tp: int) -> Iterator[list[Any]]:
         if concurrencies:
-            for users in sizes:
-                yield load_outcomes(config, gpu, [users], tp=tp, isl=isl, osl=osl, requests=requests, **options)
+            for workers, users in product(layouts[tp], sizes):
+                asked = options | ({"disaggregated": workers} if workers else {})
+                yield load_outcomes(config, gpu, [users], tp=tp, isl=isl, osl=osl, requests=requests, **asked)
         elif requests is not None:
             yield [outcome_of(predict(config, gpu, tp=tp, requests=requests, **options))]
         else:
@@ -174,18 +186,21 @@ def compare(
             for start in range(0, len(cases), CHUNK):
                 yield outcomes(config, gpu, cases[start : start + CHUNK], tp=tp, **options)
 
-    each = len(sizes) if concurrencies or requests is None else 1
+    each = {tp: len(sizes) * len(layouts[tp]) if concurrencies or requests is None else 1 for tp in tps}
+    total = len(ids) * sum(each[tp] for tp in dict.fromkeys(tps))
     found, refusals = list[Configuration](), list[tuple[Refusal, TilecastError]]()
-    for number, (gpu, tp) in enumerate(groups):
-        done = number * each
+    done = 0
+    for gpu, tp in groups:
+        before = done
         try:
             for some in priced(gpu, tp):
                 found += some
                 done += len(some)
                 if progress is not None:
-                    progress(done, len(groups) * each)
+                    progress(done, total)
         except InvalidInput as problem:
             refusals.append((Refusal(gpu, tp, str(problem)), problem))
+        done = before + each[tp]
     if not found:
         raise refusals[0][1]
     sign = -1 if metric.more_is_better else 1
@@ -197,7 +212,7 @@ def compare(
 
 
 def name_of(outcome: Configuration) -> str:
-    return f"{outcome.gpu} tp {outcome.tp} {outcome.swept} {outcome.size}"
+    return f"{outcome.gpu} {outcome.layout} {outcome.swept} {outcome.size}"
 
 
 def told(metric: Metric, value: float) -> str:
@@ -217,4 +232,7 @@ def span(metric: Metric, value: Interval) -> str:
 
 
 def _key(outcome: Configuration | None) -> dict[str, Any] | None:
-    return None if outcome is None else {"gpu": outcome.gpu, "tp": outcome.tp, outcome.swept: outcome.size}
+    if outcome is None:
+        return None
+    said = {"gpu": outcome.gpu, "tp": outcome.tp, outcome.swept: outcome.size}
+    return said | ({"layout": outcome.layout} if outcome.swept == "concurrency" else {})
