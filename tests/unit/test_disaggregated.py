@@ -302,6 +302,22 @@ def test_wrong_input_is_one_sentence(changed, message):
         apart(**changed)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "split"),
+    [
+        ((1.0, 32.0, 32.0, 1.0), (32, 1, 32)),  # data-parallel attention, experts cut in 32
+        ((1.0, 8.0, 1.0, 8.0), (8, 8, 8)),
+        ((8.0, 1.0, 1.0, 8.0), (8, 8, 1)),
+        ((4.0, 1.0, 0.0, 0.0), (4, 1, 1)),  # dense: no experts
+    ],
+)
+def test_measured_points_are_laid_out_as_their_columns_say(sizes, split):
+    from benchmarks.accuracy import disaggregated_points
+
+    row = dict(zip((f"decode_{name}" for name in disaggregated_points.SIZES[1:]), sizes, strict=True))
+    assert disaggregated_points.split(row, "decode") == split
+
+
 # ---- the command -------------------------------------------------------------------------------------------------
 
 LINE = ("predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--isl", "512", "--osl", "32", "--concurrency")
