@@ -1,5 +1,6 @@
 """Prefill and decode workers apart: cases worked by hand, the fast way against an event loop, laws, and the command."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 from functools import cache, partial
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.command_line import Tilecast
+from tests.unit.test_predict_outputs import Page
 from tilecast.cli import predict_compare
 from tilecast.engines.predict import set_up
 from tilecast.errors import InvalidInput
@@ -27,6 +29,7 @@ from tilecast.serving.load import predict_load
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.pools import DecodeTimes, Pool, run_pools
 from tilecast.serving.schedule import cycled
+from tilecast.units import human
 
 PHYSICS = partial(predict_kernel, learned=False)
 PLAIN = Policy(
@@ -342,6 +345,20 @@ def test_the_command_keeps_the_contract_and_says_it_first(tilecast: Tilecast):
         tilecast(*line, "--as-python").out.splitlines()[1].removeprefix("tilecast."), {"predict_disaggregated": predict_disaggregated}
     )
     assert same.ttft_s.to_dict() == found["ttft_s"]
+
+
+def test_the_page_shows_the_figures_of_its_json(tilecast: Tilecast, tmp_path):
+    path = tmp_path / "d.html"
+    answer = tilecast(*LINE, "4", "--disaggregated", "1P2D", "--html", str(path), "--json").json
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.loads == [] and page.open == []
+    assert json.loads(text.split("id='tilecast'>")[1].split("</script>")[0]) == answer
+    for entry in answer["figures"]["concurrencies"]:
+        assert f"concurrency {entry['concurrency']}: first token {human('_s', entry['ttft_s']['median'])}" in page.text
+    named = {(kernel["phase"], kernel["name"]) for kernel in answer["figures"]["roofline"]["kernels"]}
+    assert {("prefill", "lm_head"), ("decode", "lm_head"), ("decode", "attention")} <= named
+    assert {"1P2D"} == {answer["inputs"]["disaggregated"], answer["serving"]["disaggregated"]}
 
 
 def test_layouts_are_compared(tilecast: Tilecast, monkeypatch, tmp_path):

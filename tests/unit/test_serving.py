@@ -155,7 +155,7 @@ def test_one_table_of_loads_and_the_winner_at_the_end(tilecast: Tilecast, monkey
     assert "The best concurrency of each" in shown.out and "█" in shown.out
     assert "tp 2 concurrency 1 wins with " in shown.out.strip().split("\n\n")[-2]
     found = tilecast(*line, "--by", "tpot_s", "--json").json
-    assert found["swept"] == "concurrency" and found["winner"] == {"gpu": "h100-sxm", "tp": 2, "concurrency": 1}
+    assert found["swept"] == "concurrency" and found["winner"] == {"gpu": "h100-sxm", "tp": 2, "layout": "tp 2", "concurrency": 1}
     assert found["inputs"]["concurrency"] == "1:16:x4"
     page = (tmp_path / "c.html").read_text(encoding="utf-8")
     assert found["sentence"] in page and "h100-sxm tp 2 concurrency 16" in page

@@ -131,13 +131,11 @@ def command(
         if timeline is not None:
             raise InvalidInput("--trace and --concurrency exclude one another: it draws the steps of a static batch")
         if workers:
-            if alone := [name for name, value in (("--why", why), ("--html", page)) if value]:
-                raise InvalidInput(
-                    f"{', '.join(alone)} and --disaggregated exclude one another: ask it of a load, or compare several layouts"
-                )
+            if why:
+                raise InvalidInput("--why and --disaggregated exclude one another: ask it of a load, or compare several layouts")
             emit(predict_disaggregated.report_of(
                 model, gpu, workers=workers[0], concurrency=concurrency, requests=requests, overrides=overrides, line=line,
-                breakdown=breakdown, **given,
+                breakdown=breakdown, page=page, **given,
             ), **output)  # fmt: skip
             return
         emit(predict_load.report_of(

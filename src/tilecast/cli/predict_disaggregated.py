@@ -1,8 +1,10 @@
 """`tilecast predict --disaggregated 2P1D --concurrency N`: prefill and decode on workers of their own."""
 
+from pathlib import Path
 from typing import Any
 
 from tilecast import hardware, units
+from tilecast.cli.files import write_whole
 from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.output import say
 from tilecast.cli.predict_load import where
@@ -33,8 +35,9 @@ def workers_of(given: dict[str, Any], concurrency: str | None) -> tuple[dict[str
 
 def report_of(
     model: str, gpu: str, *, workers: str, concurrency: str, requests: list[tuple[int, int]] | None, overrides: dict[str, str], line: str,
-    breakdown: bool, **given: Any,
+    breakdown: bool, page: Path | None, **given: Any,
 ) -> Report:  # fmt: skip
+    """The report, and its page where one was asked for."""
     (users,), (tp, *_) = numbers("--concurrency", concurrency), numbers("--tp", given.pop("tp"))
     given.pop("batch")
     if note := hardware.resolution_note(gpu):
@@ -47,7 +50,7 @@ def report_of(
     said = {name: value for name, value in asked.items() if value is not None and value != default.get(name)}
     arguments = "".join(f", {name}={value!r}" for name, value in said.items())
     payload = {**found.to_dict(), "versions": versions()}
-    return Report(
+    report = Report(
         answer=_answer(found),
         grids=[_headline(found), where(found.breakdown, breakdown)],
         closing=_balance(found),
@@ -59,6 +62,13 @@ def report_of(
         python=f"import tilecast\ntilecast.predict_disaggregated({model!r}, gpu={gpu!r}{arguments})",
         command=line,
     )
+    if page is not None:
+        from tilecast.report.load_figures import load_figures
+        from tilecast.report.renderers import load_html
+
+        payload["figures"] = load_figures(found, {"model": model, "gpu": gpu, **asked})
+        write_whole("--html", page, load_html.page(report))
+    return report
 
 
 def _answer(found: DisaggregatedPrediction) -> str:

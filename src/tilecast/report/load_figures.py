@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.report.figures import curve_point, point, roofline, work
+from tilecast.serving.disaggregated import DisaggregatedPrediction
 from tilecast.serving.load import MOST_USERS, LoadPrediction
 from tilecast.serving.outcome import load_outcome, load_outcomes
 
@@ -13,23 +14,25 @@ FEWEST_TO = 64  # the curve goes at least so far,
 FURTHER = 4  # and to so many times the users that were asked for
 
 
-def load_figures(found: LoadPrediction, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `found`, which `predict_load(**asked)` made."""
+Served = LoadPrediction | DisaggregatedPrediction
+
+
+def load_figures(found: Served, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `found`, which `predict_load(**asked)` or `predict_disaggregated(**asked)` made."""
     return {"roofline": roofline(found.gpu, _points(found)), "concurrencies": _concurrencies(found, asked)}
 
 
-def _points(found: LoadPrediction) -> list[dict[str, Any]]:
+def _points(found: Served) -> list[dict[str, Any]]:
     """A kernel's mean launch over all steps of the schedule: its FLOP, bytes and seconds by how often each size ran."""
-    plan, cost = found.load.plan, found.load.cost
     sums: dict[tuple[str, str], Any] = {}
     formats: dict[tuple[str, str], str] = {}
-    for curve in cost.curves:
-        often = curve.per_knot(plan.steps.astype(np.float64))
-        for priced, mine in curve.pieces:
-            for time in priced.calls:
+    for phase, plan, cost in found.schedules():
+        for curve in cost.curves:
+            often = curve.per_knot(plan.steps.astype(np.float64))
+            for time, mine in ((time, mine) for priced, mine in curve.pieces for time in priced.calls):
                 if (each := work(time.call.kernel, found.gpu)) is None:
                     continue
-                key = curve.phase, time.call.name
+                key = phase or curve.phase, time.call.name
                 launches, ones = often[mine] * time.call.count, np.ones(len(mine))
                 here = (launches @ (ones * each[1]), launches @ (ones * each[2]), often[mine] @ time.median_s, launches.sum())
                 sums[key] = sums.get(key, 0.0) + np.array(here)
@@ -42,7 +45,7 @@ def _points(found: LoadPrediction) -> list[dict[str, Any]]:
     return [entry for entry in points if entry is not None]
 
 
-def _concurrencies(found: LoadPrediction, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _concurrencies(found: Served, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One user, two, four and so on."""
     most = min(MOST_USERS, max(FEWEST_TO, FURTHER * found.concurrency))
     sizes = {2**power for power in range(most.bit_length()) if 2**power <= most} - {found.concurrency}

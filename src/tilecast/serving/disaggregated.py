@@ -8,7 +8,7 @@ worker may make first tokens come sooner, as users ask less often, so the ends o
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -137,7 +137,7 @@ def run_disaggregated(
         _tokens(decode.found, [(0, int(number), ends[0]) for number in likely], ends, price)[1],
     )
     prompts = _prompts(prefill.found, first.prefill_steps, price)
-    keys = [run[2] for run in first.decode_runs] or list(ends)
+    keys = [context for _, _, context in first.decode_runs] or list(ends)
     plan, tokens = _tokens(decode.found, first.decode_runs or [(0, 1, ends[0])], (min(keys), max(keys)), price)
     passages = {sides: run(sides, prompts, tokens) for sides in (RUNS if with_interval else (MEDIAN,))}
     host = prefill.found.engine.host
@@ -367,6 +367,11 @@ class DisaggregatedPrediction:
         workers, busy = (self.prefill, passage.prefill_busy_s) if kind == "prefill" else (self.decode, passage.decode_busy_s)
         per_s = self.concurrency / self.total_s.median
         return min(1.0, busy / len(passage.arrival_s) * per_s / workers.pool.lanes)
+
+    def schedules(self) -> Iterator[tuple[str | None, Schedule, Costs]]:
+        """Steps that were run and what they cost, with the phase that the breakdown puts them in."""
+        yield "prefill", *self.handover.prefill
+        yield "decode", *self.handover.decode
 
     def serving(self) -> dict[str, Any]:
         handover, output = self.handover, self._mean_tokens("output_tokens")

@@ -1,6 +1,6 @@
 """Predict an engine under load: N users always waiting for an answer, the steady state of continuous batching, and where its time goes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -167,6 +167,10 @@ class LoadPrediction:
     @property
     def decode_steps(self) -> int:
         return int(self.load.plan.output_tokens.max()) - 1
+
+    def schedules(self) -> Iterator[tuple[str | None, Schedule, Costs]]:
+        """Steps that were run and what they cost, with the phase that the breakdown puts them in; None: that of each kind of kernels."""
+        yield None, self.load.plan, self.load.cost
 
     def serving(self) -> dict[str, Any]:
         plan, cost = self.load.plan, self.load.cost

@@ -1,4 +1,4 @@
-"""A load as a page: the answer, where the time goes, the roofline, what the number of users does, memory, and what it rests on."""
+"""A load as a page: the answer, where the time goes, what the number of users does, the roofline, memory, and what it rests on."""
 
 from collections.abc import Mapping
 from html import escape
@@ -13,12 +13,13 @@ from tilecast.report.renderers.svg import Series, axis, chart
 PHASES = {"prefill": "Steps with prompts", "decode": "Decodes", "host": "Host"}
 
 
-def page(report: Report, levers: Grid, why: Mapping[str, Any]) -> str:
-    """The page of `report`, whose payload also holds `figures`; `levers` is the table of what `why` holds as values."""
+def page(report: Report, explained: Grid | None = None, why: Mapping[str, Any] | None = None) -> str:
+    """The page of `report`, whose payload also holds `figures`; `explained` is the table of what `why` holds as values."""
     found = report.payload
     figures = found["figures"]
+    closing = f"<p class='closing'>{escape(report.closing)}</p>" if report.closing else ""
     body = [
-        f"<header><h1>{escape(report.answer)}</h1>{static.basis_line(found)}</header>",
+        f"<header><h1>{escape(report.answer)}</h1>{static.basis_line(found)}{closing}</header>",
         _tiles(found),
         "<h2>Where the time goes</h2>",
         "<p class='soft'>Busy time of GPU and host per request; requests share their steps.</p>",
@@ -26,14 +27,13 @@ def page(report: Report, levers: Grid, why: Mapping[str, Any]) -> str:
         "<h2>Plots</h2>",
         f"<div class='pair'>{_users(found, figures['concurrencies'])}{static.roofline_card(figures['roofline'])}"
         f"{static.memory_card(found)}</div>",
-        "<h2>What would make it faster</h2>",
-        pages.table(levers),
+        *(("<h2>What would make it faster</h2>", pages.table(explained)) if explained is not None else ()),
         "<h2>Every kernel</h2>",
         f"<details><summary>Launches, times per request, bounds, basis</summary>{pages.table(static.kernel_grid(found))}</details>",
         "<h2>What it rests on</h2>",
         static.made_by(report),
     ]
-    return pages.document(report.answer, "\n".join(body), found | {"why": dict(why)})
+    return pages.document(report.answer, "\n".join(body), found | ({"why": dict(why)} if why is not None else {}))
 
 
 def _tiles(found: Mapping[str, Any]) -> str:
