@@ -20,7 +20,7 @@ from tilecast.serving.costs import SIDES
 from tilecast.serving.disaggregated import Handover, Workers, interval, link_between, run_disaggregated
 from tilecast.serving.policy import policy_of
 
-MOST_REQUESTS = 2048  # of a point that are followed: with more users than a tenth of these, fewer rounds
+MOST_REQUESTS = 8192  # of a point that are followed: with more users than a tenth of these, fewer rounds, but two
 KINDS = ("prefill", "decode")
 SIZES = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 

@@ -15,6 +15,7 @@ from tilecast.report import Grid, Report, versions
 from tilecast.serving.disaggregated import DisaggregatedPrediction, Workers, predict_disaggregated
 from tilecast.workloads.aggregate import basis_words
 
+NOT_COVERED = "intervals are of the steps' times, not of how requests are routed"
 SATURATED = 0.9  # busy for more of the time: others wait for it
 
 
@@ -116,7 +117,7 @@ def _headline(found: DisaggregatedPrediction) -> Grid:
         ("prefill workers", *_workers(found, "prefill", found.prefill)),
         ("decode workers", *_workers(found, "decode", found.decode)),
         ("fits", "yes" if found.fits else "no", f"{found.node}, {found.engine}{other_choices(found.memory)}"),
-        ("basis", found.basis, f"the weakest; {basis_words(found.basis_shares)}; how requests pass from worker to worker is a rule"),
+        ("basis", found.basis, f"the weakest; {basis_words(found.basis_shares)}; {NOT_COVERED}"),
         *([("profile", found.profile.id, found.profile.words)] if found.profile else []),
     ]  # fmt: skip
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",), wraps="meaning")

@@ -157,7 +157,7 @@ def run_pools(
             lane.queue.append((lane.step + 1 + prefill.policy.steps_missed if lane.busy else lane.step, number))
 
     def prompts(lane: _PrefillLane) -> None:
-        """The next step of an idle prefill worker, if it has anything to do."""
+        """The next step of an idle prefill worker that has something to do."""
         left, chunks, finished = prefill.policy.token_budget, list[tuple[int, int]](), list[int]()
         if lane.partial is not None:
             number, begun = lane.partial
@@ -182,13 +182,12 @@ def run_pools(
                 lane.partial = (number, part)
             else:
                 finished.append(number)
-        if chunks:
-            step = (*equal_chunks(chunks), len(chunks))
-            steps[step] += 1
-            seconds = prefill_s(step)
-            busy["prefill"] += seconds
-            lane.busy = True
-            later(now + seconds, prompts_end, lane, finished)
+        step = (*equal_chunks(chunks), len(chunks))
+        steps[step] += 1
+        seconds = prefill_s(step)
+        busy["prefill"] += seconds
+        lane.busy = True
+        later(now + seconds, prompts_end, lane, finished)
 
     def prompts_end(lane: _PrefillLane, finished: list[int]) -> None:
         lane.busy = False
@@ -225,8 +224,6 @@ def run_pools(
             lane.pending.remove(entry)
             heappush(lane.ends, (lane.step + outputs[entry[1]] - 1, entry[1]))
             lane.keys += inputs[entry[1]] + 1
-        if not lane.ends:
-            return
         most = lane.ends[0][0] - lane.step
         if lane.pending:
             most = min(most, min(lane.pending)[0] - lane.step)
@@ -264,12 +261,12 @@ def run_pools(
         arrives()
     while done < num_requests:
         given_room()
-        for idle in prefills:
-            if not idle.busy:
-                prompts(idle)
-        for waits in decodes:
-            if waits.run is None:
-                tokens(waits)
+        for taking in prefills:
+            if not taking.busy and (taking.queue or taking.partial):
+                prompts(taking)
+        for giving in decodes:
+            if giving.run is None and (giving.ends or giving.pending):
+                tokens(giving)
         now = events[0][0]
         while events and events[0][0] <= now:
             _, _, what, arguments = heappop(events)
