@@ -1,7 +1,7 @@
 """`python -m benchmarks.gallery`: the pages that Tilecast writes, as a browser shows them at desktop and phone width, into docs/gallery.
 
 Needs the package `playwright` and a Chromium: its own (`playwright install chromium`), or the system's, which is looked for first.
-`--texts` needs neither: it runs the commands in docs/predict.md once more and puts what they print in place of what they printed.
+`--texts` needs neither: it runs the commands in docs/predict.md and docs/serving.md once more and puts what they print in place of the old.
 """
 
 import argparse
@@ -19,12 +19,14 @@ from unittest.mock import patch
 
 from tilecast.cli import main as cli
 
-PAGE = Path(__file__).parent.parent / "docs" / "predict.md"
+DOCS = Path(__file__).parent.parent / "docs"
+TEXTS = ("predict.md", "serving.md")
 TEXT_WIDTH = "150"
-FOLDER = Path(__file__).parent.parent / "docs" / "gallery"
+FOLDER = DOCS / "gallery"
 ASKED = ("--isl", "2048", "--osl", "256")
 PAGES = {
     "predict": ("predict", "Qwen/Qwen3-32B", "--gpu", "h100-sxm", "--tp", "2", "--batch", "32", *ASKED),
+    "load": ("predict", "Qwen/Qwen3-32B", "--gpu", "h100-sxm", "--tp", "2", "--concurrency", "32", *ASKED),
     "comparison": (
         "predict", "Qwen/Qwen3-32B", "--gpu", "h200-sxm,h100-sxm,a100-sxm-80gb", "--tp", "1,2,4", "--batch", "1:256:x2", *ASKED,
         "--by", "output_tokens_per_s_per_gpu",
@@ -40,11 +42,12 @@ LARGEST_BYTES = 300_000
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gallery", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the pictures [default: docs/gallery]")
-    parser.add_argument("--texts", action="store_true", help="instead renew the outputs in docs/predict.md")
+    parser.add_argument("--texts", action="store_true", help="instead renew the outputs in docs/predict.md and docs/serving.md")
     given = parser.parse_args()
     out: Path = given.out
     if given.texts:
-        PAGE.write_text(renewed(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        for page in (DOCS / name for name in TEXTS):
+            page.write_text(renewed(page.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
     try:
         from playwright.sync_api import sync_playwright

@@ -216,8 +216,18 @@ def _documents(folder: Path) -> list[dict[str, Any]]:
 def _summary_row(entry: Mapping[str, Any]) -> list[str]:
     table = pl.DataFrame(entry["headline"], infer_schema_length=None)
     name = f"[{entry['suite']}]({entry['suite']}.md)" + (" (quick)" if entry["quick"] else "")
-    scores = [_summary_cell(table, kind) for kind in ("baseline", "peer", "ours")]
-    return [name, *scores, cell(entry["target"] or None), entry["date"]]
+    baseline, peer, ours = (_summary_cell(table, kind) for kind in ("baseline", "peer", "ours"))
+    return [name, baseline, peer, ours + _on_the_peers_rows(entry, table), cell(entry["target"] or None), entry["date"]]
+
+
+def _on_the_peers_rows(entry: Mapping[str, Any], table: pl.DataFrame) -> str:
+    """Our score where the best peer has one, if that is not everywhere."""
+    peer, ours = (best(table, kind) if table.height else None for kind in ("peer", "ours"))
+    for same in entry["same_rows"]:
+        if peer in same["rows_of"]:
+            found = [row["mape"] for row in same["headline"] if row["predictor"] == ours and row["mape"] is not None]
+            return f"; {percent(found[0])} on the peer's rows" if found else ""
+    return ""
 
 
 def _summary_cell(table: pl.DataFrame, kind: str) -> str:

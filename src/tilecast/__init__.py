@@ -20,6 +20,7 @@ _EXPORTS = {
     "node": "tilecast.hardware",
     "nodes": "tilecast.hardware",
     "predict": "tilecast.engines.predict",
+    "predict_disaggregated": "tilecast.serving.disaggregated",
     "predict_kernel": "tilecast.predictors",
     "predict_load": "tilecast.serving.load",
     "step": "tilecast.engines.step",
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from tilecast.errors import TilecastError
     from tilecast.hardware import GpuSpec, NodeSpec, gpu, gpus, node, nodes
     from tilecast.predictors import predict_kernel
+    from tilecast.serving.disaggregated import predict_disaggregated
     from tilecast.serving.load import predict_load
     from tilecast.workloads.opgraph import load_graph
     from tilecast.workloads.tracing import trace
@@ -53,6 +55,7 @@ __all__ = [
     "node",
     "nodes",
     "predict",
+    "predict_disaggregated",
     "predict_kernel",
     "predict_load",
     "step",

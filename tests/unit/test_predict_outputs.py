@@ -61,7 +61,7 @@ def test_a_lever_is_the_changed_gpu_priced_again():
         alone = predict(**ASKED, overrides={fact: getattr(now.gpu, fact) * 1.1}, price=physics)
         assert levers[name].total_s == pytest.approx(alone.total_s.median)
         assert levers[name].total_saved_fraction == pytest.approx(1 - alone.total_s.median / now.total_s.median)
-        assert levers[name].decode_saved_fraction == pytest.approx(1 - alone.decode_s.median / now.decode_s.median)
+        assert levers[name].rest_saved_fraction == pytest.approx(1 - alone.decode_s.median / now.decode_s.median)
     factor = levers["DRAM bandwidth"].needed_factor
     then = predict(**ASKED, overrides={"dram_bytes_per_s": now.gpu.dram_bytes_per_s * factor}, price=physics)
     assert now.total_s.median / then.total_s.median == pytest.approx(GOAL, rel=0.01)

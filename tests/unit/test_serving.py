@@ -1,5 +1,6 @@
 """Engines under load: schedules worked by hand, the fast way against an event loop, laws, and the command."""
 
+import json
 from dataclasses import replace
 from functools import cache, partial
 
@@ -7,13 +8,22 @@ import numpy as np
 import pytest
 
 from tests.unit.command_line import Tilecast
+from tests.unit.test_predict_outputs import Page
+from tilecast.cli import predict_compare
+from tilecast.diagnosis.what_if import GOAL
+from tilecast.diagnosis.what_if_load import gained_fraction, why_load
+from tilecast.engines.base import engine
+from tilecast.engines.many import METRICS
 from tilecast.engines.predict import set_up
 from tilecast.errors import InvalidInput
+from tilecast.explore.comparison import compare
 from tilecast.predictors import predict_kernel
+from tilecast.report.load_figures import load_figures
 from tilecast.serving.event_loop import event_loop, exact_step_s
 from tilecast.serving.load import predict_load, run_load
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.schedule import cycled, schedule
+from tilecast.units import human
 
 PHYSICS = partial(predict_kernel, learned=False)
 PLAIN = Policy(
@@ -119,6 +129,128 @@ def test_the_fast_way_agrees_with_an_event_loop(seed):
     assert np.mean(fast.tpot_s["median_s"]) == pytest.approx(np.mean(tpot), rel=0.02)
     extra = host.first_token_s + host.prompt_token_s * np.mean([each.input_tokens for each in slow])
     assert np.mean(fast.latency_s["median_s"]) - extra == pytest.approx(np.mean(latency), rel=0.02)
+
+
+# ---- comparisons -------------------------------------------------------------------------------------------------
+
+
+def test_loads_are_compared_and_each_is_what_predict_load_says():
+    asked = {"isl": 512, "osl": 32, "engine": "vllm"}
+    found = compare("Qwen/Qwen3-32B", ["h100-sxm", "l4"], tps=[1, 2, 3], concurrencies=[1, 32], **asked)
+    assert len(found.outcomes) == 8 and {refusal.tp for refusal in found.refusals} == {3}
+    assert (found.winner.gpu, found.winner.concurrency) == ("h100-sxm", 32)
+    assert [outcome.gpu for outcome in found.outcomes if not outcome.fits] == ["l4"] * 4
+    for outcome in found.outcomes[::3]:
+        alone = predict_load("Qwen/Qwen3-32B", outcome.gpu, tp=outcome.tp, concurrency=outcome.concurrency, **asked)
+        assert outcome.num_gpus == alone.num_gpus == outcome.tp
+        for name in METRICS:
+            assert getattr(outcome, name) == getattr(alone, name), name
+
+
+def test_one_table_of_loads_and_the_winner_at_the_end(tilecast: Tilecast, monkeypatch, tmp_path):
+    monkeypatch.setattr(predict_compare, "PATIENCE_S", 600.0)
+    line = ("predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm,l4", "--tp", "1,2", "--concurrency", "1:16:x4", "--isl", "256", "--osl", "16")
+    shown = tilecast(*line, "--by", "tpot_s", "--html", str(tmp_path / "c.html"))
+    assert shown.out.startswith("12 configurations of Qwen/Qwen3-8B, 256 input and 16 output tokens; by time per output token, best is ")
+    assert "The best concurrency of each" in shown.out and "█" in shown.out
+    assert "tp 2 concurrency 1 wins with " in shown.out.strip().split("\n\n")[-2]
+    found = tilecast(*line, "--by", "tpot_s", "--json").json
+    assert found["swept"] == "concurrency" and found["winner"] == {"gpu": "h100-sxm", "tp": 2, "layout": "tp 2", "concurrency": 1}
+    assert found["inputs"]["concurrency"] == "1:16:x4"
+    page = (tmp_path / "c.html").read_text(encoding="utf-8")
+    assert found["sentence"] in page and "h100-sxm tp 2 concurrency 16" in page
+    same = eval(tilecast(*line, "--by", "tpot_s", "--as-python").out.splitlines()[1], {"compare": compare})
+    assert same.sentence == found["sentence"]
+
+
+def test_the_batch_limits_every_load_of_a_sweep(tilecast: Tilecast):
+    line = ("predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--concurrency", "16,64", "--isl", "256", "--osl", "32", "--json")
+    free, limited = tilecast(*line).json["configurations"], tilecast(*line, "--batch", "4").json["configurations"]
+    for outcome in limited:  # four run, however many wait
+        settings = {"most_running_requests": 4}
+        alone = predict_load("Qwen/Qwen3-8B", "h100-sxm", concurrency=outcome["concurrency"], isl=256, osl=32, engine_settings=settings)
+        assert outcome["tpot_s"] == alone.tpot_s.to_dict()
+    assert max(one["tpot_s"]["median"] for one in limited) < 0.8 * max(one["tpot_s"]["median"] for one in free)
+
+
+# ---- why, and the page -------------------------------------------------------------------------------------------
+
+EXPLAINED = {"model": "Qwen/Qwen3-32B", "gpu": "h100-sxm", "tp": 2, "engine": "vllm", "concurrency": 16, "isl": 512, "osl": 64}
+
+
+def test_a_lever_is_the_changed_gpu_under_the_same_load():
+    now = predict_load(**EXPLAINED, price=PHYSICS)
+    levers = {lever.name: lever for lever in why_load(now, EXPLAINED, PHYSICS).levers}
+    for name, fact in (("DRAM bandwidth", "dram_bytes_per_s"), ("SM clock", "boost_clock_hz"), ("power limit", "tdp_w")):
+        then = predict_load(**EXPLAINED, overrides={fact: getattr(now.gpu, fact) * 1.1}, price=PHYSICS)
+        assert levers[name].first_saved_fraction == pytest.approx(1 - then.ttft_s.median / now.ttft_s.median)
+        assert levers[name].rest_saved_fraction == pytest.approx(1 - then.tpot_s.median / now.tpot_s.median)
+        gained = then.output_tokens_per_s.median / now.output_tokens_per_s.median - 1
+        assert gained_fraction(levers[name]) == pytest.approx(gained)
+    factor = levers["DRAM bandwidth"].needed_factor
+    then = predict_load(**EXPLAINED, overrides={"dram_bytes_per_s": now.gpu.dram_bytes_per_s * factor}, price=PHYSICS)
+    assert then.output_tokens_per_s.median / now.output_tokens_per_s.median == pytest.approx(GOAL, rel=0.01)
+
+
+def test_less_host_time_is_an_engine_with_smaller_constants():
+    now = predict_load(**EXPLAINED, price=PHYSICS)
+    lever = next(lever for lever in why_load(now, EXPLAINED, PHYSICS).levers if lever.name == "host time")
+    host = engine("vllm").host
+    names = ("decode_step_s", "decode_layer_s", "prefill_step_s", "prefill_layer_s", "request_s", "first_token_s", "prompt_token_s")
+    then = predict_load(**EXPLAINED, engine_settings={name: 0.9 * getattr(host, name) for name in names}, price=PHYSICS)
+    assert 0 < lever.total_saved_fraction == pytest.approx(1 - then.total_s.median / now.total_s.median)
+
+
+def test_a_link_is_a_lever_of_a_group_only_and_the_correction_stays():
+    for tp in (1, 2):
+        asked = EXPLAINED | {"tp": tp}
+        reasons = why_load(predict_load(**asked), asked)
+        saved = {lever.name: lever.total_saved_fraction for lever in reasons.levers}
+        assert ("link bandwidth" in saved) is (tp == 2)
+        assert list(saved.values()) == sorted(saved.values(), reverse=True)
+        # Tiles dealt to more SMs may fit them worse.
+        assert all(value > (-0.02 if name == "number of SMs" else -1e-9) for name, value in saved.items())
+
+
+def test_users_beside_are_loads_of_their_own():
+    reasons = why_load(predict_load(**EXPLAINED), EXPLAINED)
+    assert [outcome.concurrency for outcome in reasons.concurrencies] == [4, 8, 16, 32, 64]
+    twice = predict_load(**EXPLAINED | {"concurrency": 32})
+    assert reasons.concurrencies[3].ttft_s == twice.ttft_s
+    ratio = twice.output_tokens_per_s.median / reasons.asked.output_tokens_per_s.median
+    assert f"Twice the users would get {ratio:.2f} times the tokens per second" in reasons.sentence
+
+
+def test_why_and_the_page_of_a_load(tilecast: Tilecast, tmp_path):
+    path = tmp_path / "load.html"
+    shown, answer = tilecast(*ASKED, "--why"), tilecast(*ASKED, "--why", "--html", str(path), "--json").json
+    assert "What would make it faster" in shown.out and "What the number of users does" in shown.out
+    for lever in answer["why"]["levers"]:
+        for name in ("total_saved", "ttft_saved", "tpot_saved", "output_tokens_per_s_gained"):
+            assert f"{100 * lever[f'{name}_fraction']:.1f} %" in shown.out
+    page = Page(path.read_text(encoding="utf-8"))
+    assert page.loads == [] and page.open == []
+    assert json.loads(path.read_text(encoding="utf-8").split("id='tilecast'>")[1].split("</script>")[0]) == answer
+    for entry in answer["figures"]["concurrencies"]:
+        times = f"first token {human('_s', entry['ttft_s']['median'])}, {human('_s', entry['tpot_s']['median'])} a token"
+        assert f"concurrency {entry['concurrency']}: {times}" in page.text
+    for part in answer["breakdown"]:
+        assert part["bound_by"] in ("tensor", "vector", "special", "shared", "dram", "l2", "link", "launch", "host")
+    for kernel in answer["figures"]["roofline"]["kernels"]:
+        assert human("_flop_per_s", kernel["flop_per_s"]) in page.text
+        assert kernel["flop_per_s"] <= 1.1 * answer["figures"]["roofline"]["peak_flop_per_s"][kernel["dtype"]]
+    assert "why" not in tilecast(*ASKED, "--json").json
+
+
+def test_the_roofline_of_a_load_counts_the_work_of_its_steps():
+    # All users' tokens pass every layer: FLOP of gate_up_proj over the schedule = 2 x hidden x 2 inter x tokens, however steps are cut.
+    found = predict_load("Qwen/Qwen3-8B", "h100-sxm", concurrency=4, isl=500, osl=20, price=PHYSICS)
+    points = load_figures(found, {"model": "Qwen/Qwen3-8B", "gpu": "h100-sxm", "isl": 500, "osl": 20, "price": PHYSICS})
+    per_launch = {(p["phase"], p["name"]): p for p in points["roofline"]["kernels"]}[("prefill", "gate_up_proj")]["flop"]
+    plan = found.load.plan
+    mixed = plan.prefill_tokens > 0
+    tokens = ((plan.prefill_tokens + plan.decodes) * plan.steps)[mixed].sum() / plan.steps[mixed].sum()
+    assert per_launch == pytest.approx(2 * 4096 * 2 * 12288 * tokens, rel=1e-6)
 
 
 # ---- laws --------------------------------------------------------------------------------------------------------
@@ -240,8 +372,14 @@ def test_the_command_says_it_in_one_sentence_first(tilecast: Tilecast):
     ("more", "message"),
     [
         (("--batch", "0"), "--batch 0 must be at least 1: it limits how many requests run"),
-        (("--why",), "--why and --concurrency exclude one another"),
-        (("--tp", "1,2"), "--concurrency predicts one configuration"),
+        (("--trace", "x.json"), "--trace and --concurrency exclude one another: it draws the steps of a static batch"),
+        (("--batch", "4,8"), "--batch 4,8 limits how many requests of a load run: give one number; --concurrency takes several"),
+        (("--tp", "1,2", "--breakdown"), "--breakdown explains one configuration: give one --gpu, --tp and --concurrency"),
+        (("--concurrency", "1:x"), "--concurrency 1:x must read like 8, 1,2,4"),
+        (("--concurrency", "0,8"), "--concurrency 0,8: 0 must be at least 1"),
+        (("--concurrency", "0"), "concurrency = 0 must be a whole number from 1"),
+        (("--concurrency", "eight"), "--concurrency eight must read like 8, 1,2,4"),
+        (("--by", "speed"), "--by 'speed' must be one of output_tokens_per_s_per_gpu"),
         (("--engine-set", "max_num_seqs"), "must read FACT=VALUE, e.g. chunked_prefill_size=4096"),
         (("--requests", "x.csv"), "--requests and --isl, --osl exclude one another"),
     ],

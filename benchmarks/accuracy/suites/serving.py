@@ -44,7 +44,7 @@ GROUP = ("model", "gpu", "engine", "isl", "osl")
 NEAR = ("isl", "osl", "concurrency", "tp")
 
 
-def cases() -> pl.DataFrame:
+def cases(*extra: str) -> pl.DataFrame:
     """One row per measured point and metric, in seconds. Points whose expert sizes are 0 (dense models) stay: 0 means "none" there."""
     rows = plain(store.rows("serving", ["aiconfigurator"], usable=False)).rename({"latency_s": "measured"})
     architecture = pl.col("model").replace_strict(ARCHITECTURES)
@@ -54,6 +54,7 @@ def cases() -> pl.DataFrame:
         architecture.alias("architecture"),
         pl.when(architecture.is_in(DENSE)).then(pl.lit("dense")).otherwise(pl.lit("moe")).alias("model_class"),
         *("isl", "osl", "concurrency", "batch", "tp", "attention_dp", "moe_tp", "moe_ep", "measured"),
+        *extra,
     )
 
 

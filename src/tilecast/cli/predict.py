@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 24
 MOST_SHOWN = 8  # lines a phase gets without --breakdown
+APART = ("disaggregated", *(f"{kind}_{name}" for kind in ("prefill", "decode") for name in ("tp", "ep", "dp_attention")))
 BRIEF = ("part", "time", "share", "", "bound by", "launches", "kernel")
 FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", "basis", "kernel")
 
@@ -40,7 +41,20 @@ FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", 
 @click.option("--isl", type=int, help="Input tokens of each request.")
 @click.option("--osl", type=int, help="Output tokens of each request.")
 @click.option("--requests", "requests_path", metavar="FILE.csv", help="One request a line: input_tokens,output_tokens.")
-@click.option("--concurrency", help="Predict a load: so many users with one request each in flight; --batch limits what runs.")
+@click.option(
+    "--concurrency", help="Predict a load: so many users with one request each in flight; several as 1:64:x2; --batch limits what runs."
+)
+@click.option(
+    "--disaggregated",
+    metavar="2P1D",
+    help="Prefill and decode on workers of their own, here two and one; several with commas; auto: all that a box of 8 has room for.",
+)
+@click.option("--prefill-tp", type=click.IntRange(min=1), help="GPUs of a prefill worker [default: --tp].")
+@click.option("--prefill-ep", type=click.IntRange(min=1), help="Of a prefill worker [default: --ep].")
+@click.option("--prefill-dp-attention", type=click.IntRange(min=1), help="Of a prefill worker [default: --dp-attention].")
+@click.option("--decode-tp", type=click.IntRange(min=1), help="GPUs of a decode worker [default: --tp].")
+@click.option("--decode-ep", type=click.IntRange(min=1), help="Of a decode worker [default: --ep].")
+@click.option("--decode-dp-attention", type=click.IntRange(min=1), help="Of a decode worker [default: --dp-attention].")
 @click.option("--node", help="The box, as in `tilecast nodes` [default: the usual one of the GPU].")
 @click.option("--quant", help="Weights: bf16, fp16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
 @click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
@@ -48,7 +62,7 @@ FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", 
 @profile_option
 @click.option("--by", help="Compare by this figure, e.g. output_tokens_per_s_per_gpu [default of a comparison] or ttft_s.")
 @click.option("--breakdown", is_flag=True, help="Every kernel: launches, time, share, bound, efficiency, basis, sizes.")
-@click.option("--why", is_flag=True, help="What would make it faster: clock, bandwidth, link and batch changed and priced again.")
+@click.option("--why", is_flag=True, help="What would make it faster: clock, bandwidth, link and batch or users changed and priced again.")
 @click.option("--html", "html_path", metavar="FILE.html", help="Also write a page with plots that needs nothing else.")
 @click.option("--trace", "trace_path", metavar="FILE.json", help="Also write a timeline for ui.perfetto.dev or chrome://tracing.")
 @set_option
@@ -61,9 +75,15 @@ def command(
     """Predict a static batch, or with --concurrency a load: first token, decode step, total, tokens per second, memory, and why.
 
     MODEL is a bundled Hugging Face id such as Qwen/Qwen3-32B, a config.json, or its folder. All requests are prefilled together, then
-    decoded in lock step; one that has all its tokens leaves the batch. With several GPUs, group sizes or batches, it compares them. With
-    --concurrency N, N users each have one request in flight, and the steady state of continuous batching is predicted.
+    decoded in lock step; one that has all its tokens leaves the batch. With --concurrency N, N users each have one request in flight,
+    and the steady state of continuous batching is predicted. With several GPUs, group sizes, batches or concurrencies, it compares them.
     """
+    said, workers = _said(given), list[str]()
+    if any(given[name] is not None for name in APART):
+        from tilecast.cli import predict_disaggregated
+
+        given, workers = predict_disaggregated.workers_of(given, concurrency)
+    given = {name: value for name, value in given.items() if name not in APART or value is not None}
     sizes = ("isl", "osl") if concurrency is not None else ("batch", "isl", "osl")
     if requests_path and any(given[name] is not None for name in sizes):
         raise InvalidInput(f"--requests and {', '.join(f'--{name}' for name in sizes)} exclude one another")
@@ -78,7 +98,7 @@ def command(
         say(f"{requests_path}: not used: {', '.join(unused)}; a request is its input_tokens and output_tokens")
     overrides = overrides_from(assignments)
     line = command_line(
-        "predict", model, gpu=gpu, **_said(given), requests=requests_path, concurrency=concurrency, engine_set=engine_assignments,
+        "predict", model, gpu=gpu, **said, requests=requests_path, concurrency=concurrency, engine_set=engine_assignments,
         set=assignments, by=by, breakdown=breakdown, why=why,
     )  # fmt: skip
     if engine_assignments:
@@ -86,27 +106,42 @@ def command(
     if concurrency is not None:
         from tilecast.cli import predict_load
 
-        refused = [name for name, value in (("--why", why), ("--html", page), ("--trace", timeline)) if value]
-        emit(predict_load.report_of(
-            model, gpu, concurrency=concurrency, requests=requests, overrides=overrides, line=line, breakdown=breakdown, refused=refused,
-            by=by, **given,
-        ), **output)  # fmt: skip
-        return
-    if is_comparison(gpu, given["tp"], given["batch"], by):
+        given = predict_load.limited(given)
+    if is_comparison(gpu, given["tp"], concurrency or given["batch"], by) or len(workers) > 1 or workers == ["auto"]:
         from tilecast.cli import predict_compare
 
         if alone := [f"--{name}" for name, value in (("breakdown", breakdown), ("why", why), ("trace", timeline)) if value]:
-            raise InvalidInput(f"{', '.join(alone)} explains one configuration: give one --gpu, --tp and --batch, and no --by")
-        found = predict_compare.compared(model, gpu, by=by, requests=requests, overrides=overrides, **given)
-        python = predict_compare.python(model, gpu, by, given, requests, overrides)
+            varied = "--batch" if concurrency is None else "--concurrency"
+            raise InvalidInput(f"{', '.join(alone)} explains one configuration: give one --gpu, --tp and {varied}, and no --by")
+        arguments = predict_compare.arguments(gpu, by, given, concurrency, requests, overrides, workers)
+        python = predict_compare.python(model, arguments)
         if as_python:
             emit(Report(answer="", python=python), **output)
             return
-        inputs = {"model": found.model, "gpu": gpu, **given, "requests": requests, "set": list(assignments)}
+        found = predict_compare.compared(model, arguments)
+        asked = {**given, **({"concurrency": concurrency} if concurrency is not None else {})}
+        asked |= {"disaggregated": workers} if workers else {}
+        inputs = {"model": found.model, "gpu": gpu, **asked, "requests": requests, "set": list(assignments)}
         report = predict_compare.comparison_report(found, inputs, line, python)
         if page is not None:
             predict_compare.write_html(report, page)
         emit(report, **output)
+        return
+    if concurrency is not None:
+        if timeline is not None:
+            raise InvalidInput("--trace and --concurrency exclude one another: it draws the steps of a static batch")
+        if workers:
+            if why:
+                raise InvalidInput("--why and --disaggregated exclude one another: ask it of a load, or compare several layouts")
+            emit(predict_disaggregated.report_of(
+                model, gpu, workers=workers[0], concurrency=concurrency, requests=requests, overrides=overrides, line=line,
+                breakdown=breakdown, page=page, **given,
+            ), **output)  # fmt: skip
+            return
+        emit(predict_load.report_of(
+            model, gpu, concurrency=concurrency, requests=requests, overrides=overrides, line=line, breakdown=breakdown, why=why, page=page,
+            **given,
+        ), **output)  # fmt: skip
         return
     given |= {name: numbers(f"--{name}", given[name])[0] for name in ("tp", "batch") if given[name] is not None}
     if note := hardware.resolution_note(gpu):

@@ -1,4 +1,4 @@
-"""`tilecast predict` with several GPUs, group sizes or batches: one table, best first, and a sentence on who wins."""
+"""`tilecast predict` with several GPUs, group sizes, batches or concurrencies: one table, best first, and a sentence on who wins."""
 
 import sys
 import time
@@ -11,9 +11,19 @@ from typing import Any
 from tilecast import hardware, units
 from tilecast.cli.output import say
 from tilecast.cli.ranges import numbers
-from tilecast.engines.many import Outcome
 from tilecast.errors import InvalidInput
-from tilecast.explore.comparison import BEST_OF_EACH, DEFAULT, Comparison, Progress, compare, metric_named, name_of, told, told_interval
+from tilecast.explore.comparison import (
+    BEST_OF_EACH,
+    DEFAULT,
+    Comparison,
+    Configuration,
+    Progress,
+    compare,
+    metric_named,
+    name_of,
+    told,
+    told_interval,
+)
 from tilecast.report import Grid, Report, versions
 
 BAR_WIDTH = 30
@@ -21,28 +31,33 @@ MOST_SHOWN = 30
 PATIENCE_S = 1.0  # before anything is said of progress
 
 
-def compared(
-    model: str,
-    gpu: str,
-    tp: str,
-    batch: str | None,
-    by: str | None,
-    *,
-    requests: list[tuple[int, int]] | None,
-    overrides: dict[str, str],
-    **given: Any,
-) -> Comparison:
+def arguments(
+    gpu: str, by: str | None, given: dict[str, Any], concurrency: str | None, requests: list[tuple[int, int]] | None,
+    overrides: dict[str, str], workers: list[str],
+) -> dict[str, Any]:  # fmt: skip
+    """What `compare` is asked, but for the model."""
     names = [name.strip() for name in gpu.split(",")]
     if not all(names):
         raise InvalidInput(f"--gpu {gpu} must be ids with commas between them, e.g. h100-sxm,a100-sxm-80gb")
     metric_named(by or DEFAULT)
-    for name in names:
+    sizes: dict[str, Any] = {"gpus": names, "tps": numbers("--tp", given["tp"])}
+    if concurrency is not None:
+        sizes["concurrencies"] = numbers("--concurrency", concurrency)
+    elif requests is None:
+        sizes["batches"] = numbers("--batch", given["batch"])
+    lengths = {"isl": given["isl"], "osl": given["osl"]} if requests is None else {"requests": requests}
+    rest = {name: value for name, value in given.items() if name not in ("tp", "batch", "isl", "osl") and value not in (None, "sglang")}
+    sizes |= {"disaggregated": workers} if workers else {}
+    return sizes | lengths | rest | ({"overrides": overrides} if overrides else {}) | {"by": by or DEFAULT}
+
+
+def compared(model: str, asked: dict[str, Any]) -> Comparison:
+    for name in asked["gpus"]:
         if note := hardware.resolution_note(name):
             say(note)
-    tps, batches = numbers("--tp", tp), numbers("--batch", batch) if batch is not None else []
-    asked = {"tps": tps, "batches": batches, "requests": requests, "by": by or DEFAULT, "overrides": overrides or None, **given}
-    with reported(len(names) * len(tps) * max(1, len(batches))) as progress:
-        return compare(model, names, progress=progress, **asked)
+    each = len(asked.get("concurrencies") or asked.get("batches") or (1,)) * max(1, len(asked.get("disaggregated", ())))
+    with reported(len(asked["gpus"]) * len(asked["tps"]) * each) as progress:
+        return compare(model, progress=progress, **asked)
 
 
 @contextmanager
@@ -105,54 +120,64 @@ def _ranking(found: Comparison) -> Grid:
         rows.append((f"{more:,} more in --json and --csv", "", "", "", "", "", "", "", "", "", ""))
     return Grid(
         title=f"Best first, by {found.metric.words}" + ("" if found.metric.unit == "s" else f" ({found.metric.unit})"),
-        columns=("gpu", "tp", "batch", found.metric.name, "", "ttft", "tpot", "tokens/s/user", "tokens/s", "memory", "basis"),
+        columns=("gpu", _split(found), found.swept, found.metric.name, "", "ttft", "tpot", "tokens/s/user", "tokens/s", "memory", "basis"),
         rows=rows,
-        right=frozenset({"tp", "batch", found.metric.name, "ttft", "tpot", "tokens/s/user", "tokens/s", "memory"}),
+        right=frozenset({"tp", found.swept, found.metric.name, "ttft", "tpot", "tokens/s/user", "tokens/s", "memory"}),
         spare=("ttft", "tpot", "", "tokens/s", "tokens/s/user", "memory", "basis"),
     )
 
 
-def _row(found: Comparison, outcome: Outcome) -> tuple[str, ...]:
+def _row(found: Comparison, outcome: Configuration) -> tuple[str, ...]:
     user = outcome.output_tokens_per_s_per_user.median
     return (
-        outcome.gpu, str(outcome.tp), str(outcome.batch), told_interval(found.metric, found.metric.of(outcome)), _bar(found, outcome),
+        outcome.gpu, _group(outcome), str(outcome.size), told_interval(found.metric, found.metric.of(outcome)), _bar(found, outcome),
         units.human("_s", outcome.ttft_s.median), units.human("_s", outcome.tpot_s.median) if outcome.decode_steps else "-",
         units.significant(user) if user else "-", units.significant(outcome.output_tokens_per_s.median),
         units.human("_bytes", outcome.memory.total_bytes), outcome.basis,
     )  # fmt: skip
 
 
-def _bar(found: Comparison, outcome: Outcome) -> str:
+def _bar(found: Comparison, outcome: Configuration) -> str:
     longest = max(found.metric.of(other).median for other in found.fitting)
     return "█" * max(1, round(BAR_WIDTH * found.metric.of(outcome).median / longest)) if longest else ""
 
 
 def _groups(found: Comparison) -> Grid:
-    """One line per GPU and group size, its best batch: only where the ranking does not say that already."""
-    best: dict[tuple[str, int], Outcome] = {}
+    """One line per GPU and group size, its best batch or concurrency: only where the ranking does not say that already."""
+    best: dict[tuple[str, str], Configuration] = {}
     for outcome in found.fitting:
-        best.setdefault((outcome.gpu, outcome.tp), outcome)
+        best.setdefault((outcome.gpu, outcome.layout), outcome)
     rows = [
-        (outcome.gpu, str(outcome.tp), str(outcome.batch), told(found.metric, found.metric.of(outcome).median), _bar(found, outcome))
+        (outcome.gpu, _group(outcome), str(outcome.size), told(found.metric, found.metric.of(outcome).median), _bar(found, outcome))
         for outcome in best.values()
     ]
     return Grid(
-        title=BEST_OF_EACH, columns=("gpu", "tp", "batch", found.metric.name, ""),
-        rows=rows if 1 < len(rows) < len(found.fitting) else [], right=frozenset({"tp", "batch", found.metric.name}), spare=("",),
+        title=BEST_OF_EACH.format(found.swept), columns=("gpu", _split(found), found.swept, found.metric.name, ""),
+        rows=rows if 1 < len(rows) < len(found.fitting) else [], right=frozenset({"tp", found.swept, found.metric.name}), spare=("",),
     )  # fmt: skip
 
 
+def _split(found: Comparison) -> str:
+    """What the column of GPUs' shares is called."""
+    return "tp" if all(outcome.layout == f"tp {outcome.tp}" for outcome in found.outcomes) else "workers"
+
+
+def _group(outcome: Configuration) -> str:
+    return outcome.layout.removeprefix("tp ")
+
+
 def _too_large(found: Comparison) -> Grid:
-    def group(outcome: Outcome) -> tuple[str, int]:
-        return outcome.gpu, outcome.tp
+    def group(outcome: Configuration) -> tuple[str, int, str]:
+        return outcome.gpu, outcome.tp, _group(outcome)
 
     rows = []
-    for (gpu, tp), members in groupby(sorted((one for one in found.outcomes if not one.fits), key=group), key=group):
-        sizes = sorted(members, key=lambda outcome: outcome.batch)
+    for (gpu, _, split), members in groupby(sorted((one for one in found.outcomes if not one.fits), key=group), key=group):
+        sizes = sorted(members, key=lambda outcome: outcome.size)
         first = sizes[0].memory
-        needs = f"{units.human('_bytes', first.total_bytes)} of {units.human('_bytes', first.capacity_bytes)} at batch {sizes[0].batch}"
-        rows.append((gpu, str(tp), _listed([outcome.batch for outcome in sizes]), needs))
-    return Grid(title="Does not fit", columns=("gpu", "tp", "batch", "needs, a GPU"), rows=rows, right=frozenset({"tp"}))
+        needed, has = (units.human("_bytes", value) for value in (first.total_bytes, first.capacity_bytes))
+        needs = f"{needed} of {has} at {found.swept} {sizes[0].size}"
+        rows.append((gpu, split, _listed([outcome.size for outcome in sizes]), needs))
+    return Grid(title="Does not fit", columns=("gpu", _split(found), found.swept, "needs, a GPU"), rows=rows, right=frozenset({"tp"}))
 
 
 def _listed(values: Sequence[int]) -> str:
@@ -171,17 +196,7 @@ def write_html(report: Report, path: Path) -> None:
     write_whole("--html", path, page(report))
 
 
-def python(
-    model: str, gpu: str, by: str | None, given: dict[str, Any], requests: list[tuple[int, int]] | None, overrides: dict[str, str]
-) -> str:
+def python(model: str, asked: dict[str, Any]) -> str:
     """The same comparison as a call."""
-    sizes: dict[str, Any] = {"tps": numbers("--tp", given["tp"])}
-    if requests is None:
-        sizes |= {"batches": numbers("--batch", given["batch"]), "isl": given["isl"], "osl": given["osl"]}
-    else:
-        sizes["requests"] = requests
-    rest = {name: value for name, value in given.items() if name not in ("tp", "batch", "isl", "osl") and value not in (None, "sglang")}
-    more = sizes | rest | ({"overrides": overrides} if overrides else {}) | {"by": by or DEFAULT}
-    gpus = [name.strip() for name in gpu.split(",")]
-    arguments = "".join(f", {name}={value!r}" for name, value in more.items())
-    return f"from tilecast.explore.comparison import compare\ncompare({model!r}, {gpus!r}{arguments})"
+    rest = "".join(f", {name}={value!r}" for name, value in asked.items() if name != "gpus")
+    return f"from tilecast.explore.comparison import compare\ncompare({model!r}, {asked['gpus']!r}{rest})"

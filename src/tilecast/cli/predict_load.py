@@ -1,11 +1,14 @@
 """`tilecast predict --concurrency N`: what N users see, and what the GPUs give them."""
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tilecast import hardware, units
+from tilecast.cli.files import write_whole
 from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.output import say
-from tilecast.cli.ranges import is_comparison, numbers
+from tilecast.cli.ranges import numbers
 from tilecast.engines.predict import Interval, Part
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
@@ -13,50 +16,76 @@ from tilecast.serving.load import LoadPrediction, predict_load
 from tilecast.workloads.aggregate import basis_words
 
 MOST_SHOWN = 12
-FULL = ("phase", "part", "launches", "time", "share", "bound", "efficiency", "basis", "kernel")
+FULL = ("phase", "part", "launches", "time", "share", "bound by", "bound", "efficiency", "basis", "kernel")
 BRIEF = ("phase", "part", "time", "share", "kernel")
+
+
+def limited(given: dict[str, Any]) -> dict[str, Any]:
+    """`given` with --batch as what it is in a load: how many requests the engine may run at once."""
+    if given["batch"] is None:
+        return given
+    sizes = numbers("--batch", given["batch"])
+    if len(sizes) > 1:
+        raise InvalidInput(f"--batch {given['batch']} limits how many requests of a load run: give one number; --concurrency takes several")
+    if sizes[0] < 1:
+        raise InvalidInput(f"--batch {given['batch']} must be at least 1: it limits how many requests run")
+    settings = {"most_running_requests": sizes[0], **(given.get("engine_settings") or {})}
+    return {**given, "batch": None, "engine_settings": settings}
 
 
 def report_of(
     model: str, gpu: str, *, concurrency: str, requests: list[tuple[int, int]] | None, overrides: dict[str, str], line: str,
-    breakdown: bool, refused: list[str], by: str | None, **given: Any,
+    breakdown: bool, why: bool, page: Path | None, **given: Any,
 ) -> Report:  # fmt: skip
-    """The report; a load explains one configuration, so options that compare or explain a static batch are refused by name."""
-    try:
-        users = int(concurrency)
-    except ValueError:
-        raise InvalidInput(f"--concurrency {concurrency} must be a whole number of at least 1") from None
-    if refused:
-        raise InvalidInput(f"{', '.join(refused)} and --concurrency exclude one another: they explain a static batch")
-    if is_comparison(gpu, given["tp"], given["batch"], by):
-        raise InvalidInput("--concurrency predicts one configuration: give one --gpu and --tp, and no --by")
-    tp, batch = numbers("--tp", given.pop("tp"))[0], given.pop("batch")
+    """The report, and its page where one was asked for."""
+    (users,), (tp, *_) = numbers("--concurrency", concurrency), numbers("--tp", given.pop("tp"))
+    given.pop("batch")
     if note := hardware.resolution_note(gpu):
         say(note)
-    if batch is not None:  # the largest batch that the engine may run
-        largest = numbers("--batch", batch)[0]
-        if largest < 1:
-            raise InvalidInput(f"--batch {batch} must be at least 1: it limits how many requests run")
-        given["engine_settings"] = {"most_running_requests": largest, **(given.get("engine_settings") or {})}
-    asked = {"tp": tp, "concurrency": users, **given, "requests": requests, "overrides": overrides or None}
-    found = predict_load(model, gpu, **asked)
+    asked = {"model": model, "gpu": gpu, "tp": tp, "concurrency": users, **given, "requests": requests, "overrides": overrides or None}
+    found = predict_load(**asked)
     for warning in found.warnings:
         say(warning)
-    default = {"engine": "sglang", "tp": 1, "pp": 1, "ep": 1, "dp_attention": 1, "allow_longer_context": False}
-    said = {name: value for name, value in asked.items() if value is not None and value != default.get(name)}
-    arguments = "".join(f", {name}={value!r}" for name, value in said.items())
-    payload = {**found.to_dict(), "versions": versions()}
-    return Report(
+    payload, grids, closing = {**found.to_dict(), "versions": versions()}, [_headline(found), where(found.breakdown, breakdown)], ""
+    if why or page is not None:
+        from tilecast.cli import predict_why
+        from tilecast.diagnosis.what_if_load import why_load
+
+        reasons = why_load(found, asked)
+        explained = predict_why.load_grids(reasons)
+        if why:
+            payload["why"], closing = reasons.to_dict(), reasons.sentence
+            grids += explained
+    report = Report(
         answer=_answer(found),
-        grids=[_headline(found), _where(found, breakdown)],
+        grids=grids,
+        closing=closing,
         payload=payload,
         records=[part.to_dict() for part in found.breakdown]
         if breakdown
         else [{name: value for name, value in payload.items() if name not in ("schema", "breakdown")}],
         inputs=found.inputs,
-        python=f"import tilecast\ntilecast.predict_load({model!r}, gpu={gpu!r}{arguments})",
+        python=_python(asked, why),
         command=line,
     )
+    if page is not None:
+        from tilecast.report.load_figures import load_figures
+        from tilecast.report.renderers import load_html
+
+        payload["figures"] = load_figures(found, asked)
+        write_whole("--html", page, load_html.page(report, explained[0], reasons.to_dict()))
+    return report
+
+
+def _python(asked: dict[str, Any], why: bool) -> str:
+    default = {"engine": "sglang", "tp": 1, "pp": 1, "ep": 1, "dp_attention": 1, "allow_longer_context": False}
+    said = {name: value for name, value in asked.items() if value is not None and value != default.get(name)}
+    if why:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in said.items())
+        imported = "import tilecast\nfrom tilecast.diagnosis.what_if_load import why_load"
+        return f"{imported}\nasked = dict({arguments})\nwhy_load(tilecast.predict_load(**asked), asked)"
+    arguments = "".join(f", {name}={value!r}" for name, value in said.items() if name not in ("model", "gpu"))
+    return f"import tilecast\ntilecast.predict_load({asked['model']!r}, gpu={asked['gpu']!r}{arguments})"
 
 
 def _answer(found: LoadPrediction) -> str:
@@ -98,8 +127,8 @@ def _headline(found: LoadPrediction) -> Grid:
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",), wraps="meaning")
 
 
-def _where(found: LoadPrediction, every: bool) -> Grid:
-    parts = [part for part in found.breakdown if part.time.median > 0 or part.call is None]
+def where(breakdown: Sequence[Part], every: bool) -> Grid:
+    parts = [part for part in breakdown if part.time.median > 0 or part.call is None]
     shown = parts if every else sorted(parts, key=lambda part: -part.time.median)[:MOST_SHOWN]
     columns = FULL if every else BRIEF
     rows = [tuple(_line(part)[name] for name in columns) for part in shown]
@@ -116,7 +145,7 @@ def _line(part: Part) -> dict[str, str]:
     return {
         "phase": part.phase, "part": part.name, "launches": str(part.launches_per_step) if part.call else "-",
         "time": units.human("_s", part.time.median), "share": f"{100 * part.share_fraction:.1f} %",
-        "bound": units.human("_s", part.bound_s) if part.call else "-",
+        "bound by": part.bound_by, "bound": units.human("_s", part.bound_s) if part.call else "-",
         "efficiency": f"{100 * part.efficiency:.0f} %" if part.efficiency else "-", "basis": part.basis,
         "kernel": " ".join(filter(None, (part.family, part.identity))) if part.call else "",
     }  # fmt: skip

@@ -1,9 +1,11 @@
-"""What `tilecast predict --why` prints: levers that were moved and priced again, and what the batch does."""
+"""What `tilecast predict --why` prints: levers that were moved and priced again, and what the batch or the number of users does."""
 
 from tilecast import units
 from tilecast.diagnosis.what_if import Lever, Why
+from tilecast.diagnosis.what_if_load import LoadWhy, gained_fraction
 from tilecast.engines.many import Outcome
 from tilecast.report import Grid
+from tilecast.serving.outcome import LoadOutcome
 
 
 def grids(found: Why) -> list[Grid]:
@@ -24,10 +26,53 @@ def grids(found: Why) -> list[Grid]:
     return [levers, *([batches] if found.batches else [])]
 
 
+def load_grids(found: LoadWhy) -> list[Grid]:
+    levers = Grid(
+        title="What would make it faster",
+        columns=("lever", "change", "latency", "saves", "of first token", "of time per token", "more tokens/s", "needed for 20 % faster"),
+        rows=[(*_lever(lever)[:-1], f"{100 * gained_fraction(lever):.1f} %", _needed(lever)) for lever in found.levers],
+        right=frozenset({"latency", "saves", "of first token", "of time per token", "more tokens/s", "needed for 20 % faster"}),
+        spare=("needed for 20 % faster", "more tokens/s", "of time per token", "of first token", "latency"),
+    )
+    users = Grid(
+        title="What the number of users does",
+        columns=(
+            "concurrency",
+            "first token",
+            "of it waiting",
+            "per token",
+            "latency",
+            "tokens/s",
+            "tokens/s/GPU",
+            "tokens/s/user",
+            "fits",
+        ),
+        rows=[_users(outcome) for outcome in found.concurrencies],
+        right=frozenset(
+            {"concurrency", "first token", "of it waiting", "per token", "latency", "tokens/s", "tokens/s/GPU", "tokens/s/user"}
+        ),
+        spare=("tokens/s", "tokens/s/user", "of it waiting"),
+    )
+    return [levers, users]
+
+
 def _lever(lever: Lever) -> tuple[str, ...]:
-    saved = (lever.total_saved_fraction, lever.prefill_saved_fraction, lever.decode_saved_fraction)
-    needed = f"{lever.needed_factor:.2f}x" if lever.needed_factor is not None else "out of reach"
-    return lever.name, lever.change, units.human("_s", lever.total_s), *(f"{100 * part:.1f} %" for part in saved), needed
+    saved = (lever.total_saved_fraction, lever.first_saved_fraction, lever.rest_saved_fraction)
+    return lever.name, lever.change, units.human("_s", lever.total_s), *(f"{100 * part:.1f} %" for part in saved), _needed(lever)
+
+
+def _needed(lever: Lever) -> str:
+    return f"{lever.needed_factor:.2f}x" if lever.needed_factor is not None else "out of reach"
+
+
+def _users(outcome: LoadOutcome) -> tuple[str, ...]:
+    decodes = outcome.decode_steps > 0
+    return (
+        str(outcome.concurrency), units.human("_s", outcome.ttft_s.median), units.human("_s", outcome.queue_s),
+        units.human("_s", outcome.tpot_s.median) if decodes else "-", units.human("_s", outcome.total_s.median),
+        units.significant(outcome.output_tokens_per_s.median), units.significant(outcome.output_tokens_per_s_per_gpu.median),
+        units.significant(outcome.output_tokens_per_s_per_user.median) if decodes else "-", "yes" if outcome.fits else "no",
+    )  # fmt: skip
 
 
 def _batch(outcome: Outcome) -> tuple[str, ...]:

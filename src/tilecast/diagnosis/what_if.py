@@ -1,4 +1,4 @@
-"""Sensitivity by re-pricing: every lever is a GPU, a box or a batch that was changed and priced again.
+"""Sensitivity by re-pricing: every lever is a GPU, a box, a batch or a load that was changed and priced again.
 
 The learned correction stays what it is on the real GPU: it was learned on real ones, its trees move in steps of a percent or two, and
 those would be taken for the lever's effect. So a launch on a changed part takes its new analytic time at its old ratio of median to
@@ -14,9 +14,9 @@ import numpy as np
 
 from tilecast import hardware
 from tilecast.engines.many import Outcome, outcomes
-from tilecast.engines.predict import HOST, Prediction, predict
+from tilecast.engines.predict import HOST, Part, Prediction, predict
 from tilecast.errors import SpecError
-from tilecast.hardware import NodeSpec
+from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import Price
 
@@ -36,12 +36,11 @@ BATCH_FACTORS = (0.5, 1.0, 1.1, 2.0, 4.0)
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    prefill_s: float
-    decode_s: float  # all steps
+    """Of a batch: its prefill, all its decode steps, and both; of a load: first token, time per token, and latency."""
 
-    @property
-    def total_s(self) -> float:
-        return self.prefill_s + self.decode_s
+    first_s: float
+    rest_s: float
+    total_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +51,14 @@ class Lever:
     change: str
     total_s: float
     total_saved_fraction: float
-    prefill_saved_fraction: float
-    decode_saved_fraction: float
+    first_saved_fraction: float
+    rest_saved_fraction: float
     needed_factor: float | None  # of the lever, for a total 1.2 times as fast; None: out of reach
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, first: str = "prefill", rest: str = "decode") -> dict[str, Any]:
         return {
             "lever": self.name, "change": self.change, "total_s": self.total_s, "total_saved_fraction": self.total_saved_fraction,
-            "prefill_saved_fraction": self.prefill_saved_fraction, "decode_saved_fraction": self.decode_saved_fraction,
+            f"{first}_saved_fraction": self.first_saved_fraction, f"{rest}_saved_fraction": self.rest_saved_fraction,
             "needed_factor": self.needed_factor,
         }  # fmt: skip
 
@@ -74,62 +73,82 @@ class Why:
 
     @property
     def sentence(self) -> str:
-        best = self.levers[0]
-        if best.total_saved_fraction <= 0.0005:
-            return "No lever saves anything worth naming."
-        reach = f"{best.needed_factor:.2f} times as much would" if best.needed_factor else "alone it cannot"
-        saved = f"{best.change} saves {100 * best.total_saved_fraction:.1f} % of the total"
-        return f"What helps most is {best.name}: {saved}; {reach} make it 20 % faster."
+        return what_helps(self.levers, "total")
+
+
+def what_helps(levers: Sequence[Lever], whole: str) -> str:
+    best = levers[0]
+    if best.total_saved_fraction <= 0.0005:
+        return "No lever saves anything worth naming."
+    reach = f"{best.needed_factor:.2f} times as much would" if best.needed_factor else "alone it cannot"
+    saved = f"{best.change} saves {100 * best.total_saved_fraction:.1f} % of the {whole}"
+    return f"What helps most is {best.name}: {saved}; {reach} make it 20 % faster."
 
 
 def why(found: Prediction, asked: Mapping[str, Any], price: Price = predict_kernel) -> Why:
     """Every lever of `found`, which `predict(**asked)` made."""
     plain = {name: value for name, value in asked.items() if value is not None and name not in ("overrides", "gpu")}
-    real: list[Any] = []  # every price of the real GPU, in the order in which they are asked for
 
-    def recorded(kernel: Any, gpu: Any, **conditions: Any) -> Any:
-        real.append(price(kernel, gpu, **conditions))
-        return real[-1]
-
-    def priced(spec: Any, how: Price) -> Times:
+    def timed(spec: Any, how: Price) -> Times:
         if "requests" in plain:
-            whole = predict(gpu=spec, price=how, **plain)
-            return Times(whole.prefill_s.median, whole.decode_s.median)
-        (one,) = _outcomes(plain, spec, [int(plain["batch"])], how)
-        return Times(one.prefill_s.median, one.decode_s.median)
-
-    now = priced(found.gpu, recorded)
-
-    def changed(spec: Any, link: float = 1.0) -> Times:
-        return priced(spec, _corrected_as(real, _faster_link(_physics(price), link)))
-
-    def with_fact(fact: str, factor: float) -> Times:
-        value = getattr(found.gpu, fact) * factor
-        return changed(hardware.with_overrides(found.gpu, {fact: round(value) if isinstance(getattr(found.gpu, fact), int) else value}))
-
-    def with_link(factor: float) -> Times:
-        return changed(found.gpu, factor)
+            whole: Any = predict(gpu=spec, price=how, **plain)
+        else:
+            (whole,) = _outcomes(plain, spec, [int(plain["batch"])], how)
+        return Times(whole.prefill_s.median, whole.decode_s.median, whole.total_s.median)
 
     host = {phase: sum(part.time.median for part in found.breakdown if part.phase == phase and part.name == HOST) for phase in PHASES}
 
-    def with_host(factor: float) -> Times:  # 1.1: a tenth less; 2: none
-        return Times(now.prefill_s - host["prefill"] * (factor - 1), now.decode_s - host["decode"] * (factor - 1))
+    def with_less_host(now: Times, less: float) -> Times:
+        prefill, decode = now.first_s - host["prefill"] * less, now.rest_s - host["decode"] * less
+        return Times(prefill, decode, prefill + decode)
 
-    ways: dict[str, Callable[[float], Times]] = {
-        words: _bound(with_fact, fact) for fact, words in FACTS.items() if getattr(found.gpu, fact) is not None
-    }
-    if found.node is not None and any(hasattr(part.call.kernel, "node") for part in found.breakdown if part.call is not None):
-        ways[LINK] = with_link
-    levers = [lever for name, way in ways.items() if (lever := _lever(name, "10 % more", way, now)) is not None]
-    less_host = _lever(LESS_HOST, "10 % less", with_host, now, largest=2.0)
-    if less_host is not None:
-        needed = less_host.needed_factor
-        levers.append(replace(less_host, needed_factor=2.0 - needed if needed is not None else None))
     batches: list[Outcome] = []
     if "requests" not in plain:
         sizes = sorted({max(1, round(int(plain["batch"]) * factor)) for factor in BATCH_FACTORS})
         batches = _outcomes(plain, found.gpu, sizes, price)
-    return Why(levers=tuple(sorted(levers, key=lambda lever: -lever.total_saved_fraction)), batches=tuple(batches))
+    linked = found.node is not None and has_links(found.breakdown)
+    return Why(levers=levers_of(found.gpu, linked, timed, with_less_host, price), batches=tuple(batches))
+
+
+def has_links(parts: Sequence[Part]) -> bool:
+    return any(hasattr(part.call.kernel, "node") for part in parts if part.call is not None)
+
+
+def levers_of(
+    gpu: GpuSpec,
+    linked: bool,
+    timed: Callable[[GpuSpec, Price], Times],
+    with_less_host: Callable[[Times, float], Times],
+    price: Price = predict_kernel,
+) -> tuple[Lever, ...]:
+    """Every lever of what `timed` prices on a GPU, what helps most first; `with_less_host` takes a share of the host's time away."""
+    real: list[Any] = []  # every price of the real GPU, in the order in which they are asked for
+
+    def recorded(kernel: Any, spec: Any, **conditions: Any) -> Any:
+        real.append(price(kernel, spec, **conditions))
+        return real[-1]
+
+    now = timed(gpu, recorded)
+
+    def changed(spec: GpuSpec, link: float = 1.0) -> Times:
+        return timed(spec, _corrected_as(real, _faster_link(_physics(price), link)))
+
+    def with_fact(fact: str, factor: float) -> Times:
+        value = getattr(gpu, fact) * factor
+        return changed(hardware.with_overrides(gpu, {fact: round(value) if isinstance(getattr(gpu, fact), int) else value}))
+
+    ways: dict[str, Callable[[float], Times]] = {
+        words: _bound(with_fact, fact) for fact, words in FACTS.items() if getattr(gpu, fact) is not None
+    }
+    if linked:
+        ways[LINK] = lambda factor: changed(gpu, factor)
+    levers = [lever for name, way in ways.items() if (lever := _lever(name, "10 % more", way, now)) is not None]
+    # 1.1: a tenth less of it; 2: none
+    less_host = _lever(LESS_HOST, "10 % less", lambda factor: with_less_host(now, factor - 1), now, largest=2.0)
+    if less_host is not None:
+        needed = less_host.needed_factor
+        levers.append(replace(less_host, needed_factor=2.0 - needed if needed is not None else None))
+    return tuple(sorted(levers, key=lambda lever: -lever.total_saved_fraction))
 
 
 PHASES = ("prefill", "decode")
@@ -194,8 +213,8 @@ def _lever(name: str, change: str, way: Callable[[float], Times], now: Times, la
         change=change,
         total_s=then.total_s,
         total_saved_fraction=1 - then.total_s / now.total_s,
-        prefill_saved_fraction=1 - then.prefill_s / now.prefill_s,
-        decode_saved_fraction=1 - then.decode_s / now.decode_s if now.decode_s else 0.0,
+        first_saved_fraction=1 - then.first_s / now.first_s,
+        rest_saved_fraction=1 - then.rest_s / now.rest_s if now.rest_s else 0.0,
         needed_factor=_needed_factor(way, then.total_s, now.total_s, largest),
     )
 

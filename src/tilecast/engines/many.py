@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ Lengths = tuple[int, int, int]  # requests of a step, query and context length o
 class Outcome:
     """What a batch takes: a Prediction without its breakdown. Lengths are None where requests differ."""
 
+    swept: ClassVar[str] = "batch"
     gpu: str
     tp: int
     num_gpus: int
@@ -54,6 +55,14 @@ class Outcome:
     decode_s: Interval
     memory: Memory
     basis: str
+
+    @property
+    def size(self) -> int:
+        return self.batch
+
+    @property
+    def layout(self) -> str:
+        return f"tp {self.tp}"
 
     @property
     def fits(self) -> bool:
@@ -269,13 +278,14 @@ def price_steps(steps: Sequence[Step], gpu: GpuSpec, price: Price) -> list[tuple
         others = {entry.name: getattr(first, entry.name) for entry in fields(first) if entry.name not in names}
         kernel = type(first)(**others, **dict(zip(names, np.concatenate(tables, axis=1), strict=True)))
         predicted = price(kernel, gpu, **conditions(calls[0]))
-        basis = np.array([BASES.index(str(each)) for each in predicted.basis])
+        basis, binding = np.array([BASES.index(str(each)) for each in predicted.basis]), predicted.analysis.bound_by
         known = {name: getattr(predicted, name) for name in ("median_s", "low_s", "high_s", "bound_s")}
         starts = accumulate((table.shape[1] for table in tables), initial=0)
         for (number, place), call, where, start in zip(members, calls, wheres, starts, strict=False):
             rows = start + where
             values = {name: call.count * each[rows] for name, each in known.items()}
-            times[number][place] = CallTime(call=call, bound_by="", basis=BASES[int(basis[rows].max())], **values)
+            weakest = BASES[int(basis[rows].max())]
+            times[number][place] = CallTime(call=call, bound_by=str(binding[rows[-1]]), basis=weakest, **values)
             ranks[number] = np.maximum(ranks[number], basis[rows])
     return [
         (joined(step, tuple(times[number][place] for place in range(len(step.calls)))), ranks[number]) for number, step in enumerate(steps)
@@ -306,7 +316,7 @@ class Metric:
     unit: str  # "s": times, told in the unit that suits them
     more_is_better: bool
 
-    def of(self, outcome: Outcome) -> Interval:
+    def of(self, outcome: object) -> Interval:
         found: Interval = getattr(outcome, self.name)
         return found
 

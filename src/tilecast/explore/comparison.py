@@ -1,20 +1,24 @@
-"""GPUs, group sizes and batches compared by one figure: who wins, by how much, and how sure that is."""
+"""GPUs, group sizes and batches, or concurrencies, compared by one figure: who wins, by how much, and how sure that is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tilecast import hardware, units
 from tilecast.engines.many import METRICS, Metric, Outcome, outcome_of, outcomes
 from tilecast.engines.predict import Interval, predict
 from tilecast.errors import InvalidInput, TilecastError
+from tilecast.serving.disaggregated import layouts_of, workers_in
+from tilecast.serving.outcome import LoadOutcome, load_outcomes
 from tilecast.workloads.model import model_config
 
 DEFAULT = "output_tokens_per_s_per_gpu"
 OF_DECODE = ("output_tokens_per_s_per_user", "tpot_s", "decode_step_s")  # figures that a single output token does not have
-BEST_OF_EACH = "The best batch of each"  # title of the table, which the page shows as bars
+BEST_OF_EACH = "The best {} of each"  # title of the table, which the page shows as bars
 CHUNK = 1024  # configurations priced between two reports of progress
 Progress = Callable[[int, int], None]
+Configuration = Outcome | LoadOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +34,29 @@ class Refusal:
 class Comparison:
     model: str
     metric: Metric
-    outcomes: tuple[Outcome, ...]  # those that fit, best first, then the others
+    outcomes: tuple[Configuration, ...]  # those that fit, best first, then the others
     refusals: tuple[Refusal, ...] = ()
 
     @property
-    def fitting(self) -> tuple[Outcome, ...]:
+    def swept(self) -> str:
+        """What configurations of one GPU and group size differ in: batch or concurrency."""
+        return self.outcomes[0].swept
+
+    @property
+    def fitting(self) -> tuple[Configuration, ...]:
         return tuple(outcome for outcome in self.outcomes if outcome.fits)
 
     @property
-    def winner(self) -> Outcome | None:
+    def winner(self) -> Configuration | None:
         return next(iter(self.fitting), None)
 
     @property
-    def runner_up(self) -> Outcome | None:
-        """The best of the other GPUs and group sizes; where there is one only, the next batch."""
+    def runner_up(self) -> Configuration | None:
+        """The best of the other GPUs and group sizes; where there is one only, the next batch or concurrency."""
         best, *rest = self.fitting or (None,)
         if best is None:
             return None
-        others = (outcome for outcome in rest if (outcome.gpu, outcome.tp) != (best.gpu, best.tp))
+        others = (outcome for outcome in rest if (outcome.gpu, outcome.layout) != (best.gpu, best.layout))
         return next(others, next(iter(rest), None))
 
     @property
@@ -105,6 +114,7 @@ class Comparison:
             "schema": "tilecast.comparison/1",
             "model": self.model,
             "by": self.metric.name,
+            "swept": self.swept,
             "configurations": [outcome.to_dict() for outcome in self.outcomes],
             "refused": [{"gpu": refusal.gpu, "tp": refusal.tp, "reason": refusal.reason} for refusal in self.refusals],
             "winner": _key(self.winner),
@@ -131,11 +141,15 @@ def compare(
     isl: int | None = None,
     osl: int | None = None,
     requests: Sequence[tuple[int, int]] | None = None,
+    concurrencies: Sequence[int] = (),
+    disaggregated: Sequence[str] = (),
     by: str = DEFAULT,
     progress: Progress | None = None,
     **options: Any,
 ) -> Comparison:
-    """Every GPU with every group size and batch; `options` are those of `predict`.
+    """Every GPU with every group size and batch, or with every concurrency; `options` are those of `predict` or `predict_load`.
+
+    `disaggregated` are prefill and decode workers such as 2P1D, or ["auto"] for all that a box of 8 has room for.
 
     >>> found = compare("Qwen/Qwen3-8B", ["h100-sxm", "l4"], batches=[1, 8], isl=256, osl=16)
     >>> found.winner.gpu
@@ -144,29 +158,49 @@ def compare(
     metric, config = metric_named(by), model_config(model)
     ids = list(dict.fromkeys(hardware.gpu(name).id if not name.endswith(".toml") else name for name in gpus))
     groups = [(id, tp) for id in ids for tp in dict.fromkeys(tps)]
-    if requests is None and (not batches or isl is None or osl is None):
-        raise InvalidInput("give batches, isl and osl, or requests")
-    assert requests is not None or (isl is not None and osl is not None)
+    sizes = list(dict.fromkeys(concurrencies or batches))
+    if batches and concurrencies:
+        raise InvalidInput("give batches or concurrencies, not both: the batches of a load are the engine's")
+    if requests is None and (not sizes or isl is None or osl is None):
+        raise InvalidInput("give batches or concurrencies, isl and osl, or requests")
+    if disaggregated and not concurrencies:
+        raise InvalidInput("disaggregated workers serve a load: give concurrencies")
+    for workers in disaggregated if list(disaggregated) != ["auto"] else ():
+        workers_in(workers)
+    either = {name: options.get(name) for name in ("prefill_tp", "decode_tp")}
+    layouts = {tp: layouts_of(tp, **either) if list(disaggregated) == ["auto"] else list(disaggregated) or [""] for tp in tps}
     longest = max((pair[1] for pair in requests), default=0) if requests is not None else osl
     if longest == 1 and by in OF_DECODE:
         raise InvalidInput(f"--by {by}: one output token needs no decode step; compare by ttft_s or total_s, or ask for more tokens")
-    cases = [(batch, isl, osl) for batch in dict.fromkeys(batches) if isl is not None and osl is not None] if requests is None else []
-    total = len(groups) * max(1, len(cases))
-    found, refusals = list[Outcome](), list[tuple[Refusal, TilecastError]]()
+
+    def priced(gpu: str, tp: int) -> Iterator[list[Any]]:
+        if concurrencies:
+            for workers, users in product(layouts[tp], sizes):
+                asked = options | ({"disaggregated": workers} if workers else {})
+                yield load_outcomes(config, gpu, [users], tp=tp, isl=isl, osl=osl, requests=requests, **asked)
+        elif requests is not None:
+            yield [outcome_of(predict(config, gpu, tp=tp, requests=requests, **options))]
+        else:
+            assert isl is not None and osl is not None
+            cases = [(batch, isl, osl) for batch in sizes]
+            for start in range(0, len(cases), CHUNK):
+                yield outcomes(config, gpu, cases[start : start + CHUNK], tp=tp, **options)
+
+    each = {tp: len(sizes) * len(layouts[tp]) if concurrencies or requests is None else 1 for tp in tps}
+    total = len(ids) * sum(each[tp] for tp in dict.fromkeys(tps))
+    found, refusals = list[Configuration](), list[tuple[Refusal, TilecastError]]()
     done = 0
     for gpu, tp in groups:
+        before = done
         try:
-            if requests is not None:
-                found.append(outcome_of(predict(config, gpu, tp=tp, requests=requests, **options)))
-            for start in range(0, len(cases), CHUNK):
-                found += outcomes(config, gpu, cases[start : start + CHUNK], tp=tp, **options)
+            for some in priced(gpu, tp):
+                found += some
+                done += len(some)
                 if progress is not None:
-                    progress(done + min(len(cases), start + CHUNK), total)
+                    progress(done, total)
         except InvalidInput as problem:
             refusals.append((Refusal(gpu, tp, str(problem)), problem))
-        done += max(1, len(cases))
-        if progress is not None:
-            progress(done, total)
+        done = before + each[tp]
     if not found:
         raise refusals[0][1]
     sign = -1 if metric.more_is_better else 1
@@ -177,8 +211,8 @@ def compare(
 # ---- words -------------------------------------------------------------------------------------------------------
 
 
-def name_of(outcome: Outcome) -> str:
-    return f"{outcome.gpu} tp {outcome.tp} batch {outcome.batch}"
+def name_of(outcome: Configuration) -> str:
+    return f"{outcome.gpu} {outcome.layout} {outcome.swept} {outcome.size}"
 
 
 def told(metric: Metric, value: float) -> str:
@@ -197,5 +231,8 @@ def span(metric: Metric, value: Interval) -> str:
     return f"{units.significant(value.low)} to {units.significant(value.high)}"
 
 
-def _key(outcome: Outcome | None) -> dict[str, Any] | None:
-    return None if outcome is None else {"gpu": outcome.gpu, "tp": outcome.tp, "batch": outcome.batch}
+def _key(outcome: Configuration | None) -> dict[str, Any] | None:
+    if outcome is None:
+        return None
+    said = {"gpu": outcome.gpu, "tp": outcome.tp, outcome.swept: outcome.size}
+    return said | ({"layout": outcome.layout} if outcome.swept == "concurrency" else {})

@@ -8,6 +8,9 @@ import numpy as np
 from tilecast.engines.many import Outcome, outcomes
 from tilecast.engines.predict import Part, Prediction
 from tilecast.execution import Protocol
+from tilecast.execution.tasks import Floats
+from tilecast.hardware import GpuSpec
+from tilecast.serving.outcome import LoadOutcome
 
 SHORTEST_CONTEXT = 128
 LONGEST_CONTEXT = 131_072  # shown of a model that does not say how far it goes
@@ -27,26 +30,40 @@ def _options(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _roofline(found: Prediction) -> dict[str, Any]:
+    return roofline(found.gpu, [entry for part in found.breakdown if (entry := _point(found, part)) is not None])
+
+
+def roofline(gpu: GpuSpec, kernels: list[dict[str, Any]]) -> dict[str, Any]:
     """Every kernel by the work its problem needs: FLOP per compulsory byte (each operand once), and FLOP/s reached."""
-    kernels = [entry for part in found.breakdown if (entry := _point(found, part)) is not None]
-    names = sorted({entry["dtype"] for entry in kernels})
-    roofs = {name: found.gpu.matrix_rate(name) for name in names}
-    return {"dram_bytes_per_s": found.gpu.dram_bytes_per_s, "peak_flop_per_s": roofs, "kernels": kernels}
+    roofs = {name: gpu.matrix_rate(name) for name in sorted({entry["dtype"] for entry in kernels})}
+    return {"dram_bytes_per_s": gpu.dram_bytes_per_s, "peak_flop_per_s": roofs, "kernels": kernels}
+
+
+def work(kernel: Any, gpu: GpuSpec) -> tuple[str, Floats, Floats] | None:
+    """The number format, FLOP and compulsory bytes of each launch; None for a collective."""
+    if not hasattr(kernel, "tasks"):
+        return None
+    tasks = kernel.tasks(gpu, Protocol(cache="cold"))
+    vector_flop = np.asarray(tasks.vector_flop) * np.asarray(tasks.num_tasks)  # of kernels that multiply no matrices
+    flop = np.asarray(tasks.least_flop, dtype=np.float64).ravel()
+    flop = flop if flop.any() else np.max(np.atleast_2d(vector_flop), axis=1)
+    return tasks.matrix_dtype, flop, np.asarray(tasks.least_bytes, dtype=np.float64).ravel()
 
 
 def _point(found: Prediction, part: Part) -> dict[str, Any] | None:
-    if part.call is None or not hasattr(part.call.kernel, "tasks"):
+    if part.call is None or (each := work(part.call.kernel, found.gpu)) is None:
         return None
-    tasks = part.call.kernel.tasks(found.gpu, Protocol(cache="cold"))
-    vector_flop = np.asarray(tasks.vector_flop) * np.asarray(tasks.num_tasks)  # of kernels that multiply no matrices
-    flop = float(np.mean(tasks.least_flop)) or float(np.mean(np.max(np.atleast_2d(vector_flop), axis=1)))
-    num_bytes = float(np.mean(tasks.least_bytes))
     steps = 1 if part.phase == "prefill" else max(1, found.decode_steps)
     seconds = part.time.median / steps / part.launches_per_step
+    return point(part, each[0], float(np.mean(each[1])), float(np.mean(each[2])), seconds)
+
+
+def point(part: Part, dtype: str, flop: float, num_bytes: float, seconds: float) -> dict[str, Any] | None:
+    """Of one launch, on the mean; None for what moves or computes nothing."""
     if flop <= 0 or num_bytes <= 0 or seconds <= 0:
         return None
     return {
-        "phase": part.phase, "name": part.name, "dtype": tasks.matrix_dtype, "flop": flop, "bytes": num_bytes, "launch_s": seconds,
+        "phase": part.phase, "name": part.name, "dtype": dtype, "flop": flop, "bytes": num_bytes, "launch_s": seconds,
         "flop_per_byte": flop / num_bytes, "flop_per_s": flop / seconds, "share_fraction": part.share_fraction,
     }  # fmt: skip
 
@@ -88,9 +105,9 @@ def _batches(found: Prediction, asked: Mapping[str, Any]) -> list[dict[str, Any]
         if not one.fits:
             break
         below.append(one)
-    return [_curve_point(outcome) for outcome in below or every[:1]]
+    return [curve_point(outcome) for outcome in below or every[:1]]
 
 
-def _curve_point(outcome: Outcome) -> dict[str, Any]:
+def curve_point(outcome: Outcome | LoadOutcome) -> dict[str, Any]:
     names = ("ttft_s", "tpot_s", "output_tokens_per_s", "output_tokens_per_s_per_gpu", "output_tokens_per_s_per_user")
-    return {"batch": outcome.batch, **{name: getattr(outcome, name).to_dict() for name in names}, "fits": outcome.fits}
+    return {outcome.swept: outcome.size, **{name: getattr(outcome, name).to_dict() for name in names}, "fits": outcome.fits}

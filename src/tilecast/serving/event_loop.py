@@ -17,7 +17,7 @@ from tilecast.workloads.operations import Operation
 StepTime = Callable[[list[Lengths], list[int]], float]  # prompt chunks as (tokens, keys), keys of every decode -> seconds
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     input_tokens: int
     output_tokens: int
@@ -86,6 +86,108 @@ def event_loop(policy: Policy, users: int, request: Callable[[int], Lengths], nu
             decoding.remove(each)
             finished += 1
             send(step + policy.steps_missed)
+    return sent
+
+
+def worker_loop(
+    prefill: tuple[Policy, int, StepTime], decode: tuple[Policy, int, StepTime], users: int, request: Callable[[int], Lengths],
+    num_requests: int, transfer_s: Callable[[int], float],
+) -> list[Request]:  # fmt: skip
+    """The same for prefill and decode workers apart, each a policy, a number and a step's time; pools.py says how requests pass."""
+    (taking, num_taking, prompt_s), (giving, num_giving, token_s) = prefill, decode
+    sent: list[Request] = []
+    waiting: list[Request] = []
+    queues: list[list[Request]] = [[] for _ in range(num_taking)]
+    stepping: list[tuple[float, list[tuple[Request, int]]] | None] = [None] * num_taking  # when the step ends, and its chunks
+    steps = [0] * num_taking
+    links_s = [0.0] * num_taking
+    sending: list[tuple[float, Request]] = []
+    rooms: list[list[Request]] = [[] for _ in range(num_giving)]  # requests that have room there
+    here: list[list[Request]] = [[] for _ in range(num_giving)]  # of those, the ones whose cache is there
+    decoding: list[tuple[float, list[Request]] | None] = [None] * num_giving
+    rounds = [0] * num_giving
+    now, finished = 0.0, 0
+
+    def send() -> None:
+        if len(sent) < num_requests:
+            new = Request(*request(len(sent)), arrived_s=now, eligible=0)
+            sent.append(new)
+            waiting.append(new)
+
+    for _ in range(users):
+        send()
+    while finished < num_requests:
+        while waiting:
+            new = waiting[0]
+            if new.output_tokens > 1:
+                room = min(rooms, key=len)
+                held = sum(giving.reserves(each.input_tokens, each.output_tokens) for each in room)
+                needs = giving.reserves(new.input_tokens, new.output_tokens)
+                if len(room) >= giving.most_running or (room and held + needs > giving.cache_tokens):
+                    break
+                room.append(new)
+            place = min(range(num_taking), key=lambda at: sum(each.input_tokens for each in queues[at]))
+            new.eligible = steps[place] + (1 + taking.steps_missed if stepping[place] else 0)
+            queues[place].append(waiting.pop(0))
+        for place, queue in enumerate(queues):
+            if stepping[place] is not None or not queue:
+                continue
+            if not queue[0].prefilled:
+                steps[place] = max(steps[place], queue[0].eligible)
+            left, chunks = taking.token_budget, list[tuple[Request, int]]()
+            for each in queue:
+                whole = each.input_tokens - each.prefilled
+                if left <= 0 or each.eligible > steps[place] or (not taking.chunks and chunks and whole > left):
+                    break
+                part = min(left, whole) if taking.chunks else whole
+                chunks.append((each, part))
+                left -= part
+            stepping[place] = (now + prompt_s([(part, each.prefilled + part) for each, part in chunks], []), chunks)
+        for place, ready in enumerate(here):
+            if decoding[place] is not None or not ready:
+                continue
+            if not any(each.produced > 1 for each in ready):
+                rounds[place] = max(rounds[place], min(each.eligible for each in ready))
+            joined = [each for each in ready if each.produced > 1 or each.eligible <= rounds[place]]
+            decoding[place] = (now + token_s([], [each.input_tokens + each.produced for each in joined]), joined)
+        now = min(end for end, *_ in (*filter(None, stepping), *filter(None, decoding), *sending))
+        for place, running in enumerate(stepping):
+            if running is None or running[0] > now:
+                continue
+            stepping[place] = None
+            steps[place] += 1
+            for each, part in running[1]:
+                each.prefilled += part
+                if each.prefilled < each.input_tokens:
+                    continue
+                queues[place].remove(each)
+                if each.output_tokens == 1:
+                    each.token_times_s.append(now)
+                    finished += 1
+                    send()
+                else:
+                    links_s[place] = max(now, links_s[place]) + transfer_s(each.input_tokens)
+                    sending.append((links_s[place], each))
+        for at, each in [entry for entry in sending if entry[0] <= now]:
+            sending.remove((at, each))
+            place = next(number for number, room in enumerate(rooms) if each in room)
+            each.produced = 1
+            each.token_times_s.append(now)
+            each.eligible = rounds[place] + (1 + giving.steps_missed if decoding[place] else 0)
+            here[place].append(each)
+        for place, stepped in enumerate(decoding):
+            if stepped is None or stepped[0] > now:
+                continue
+            decoding[place] = None
+            rounds[place] += 1
+            for each in stepped[1]:
+                each.produced += 1
+                each.token_times_s.append(now)
+                if each.produced == each.output_tokens:
+                    here[place].remove(each)
+                    rooms[place].remove(each)
+                    finished += 1
+                    send()
     return sent
 
 

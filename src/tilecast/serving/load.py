@@ -1,6 +1,6 @@
 """Predict an engine under load: N users always waiting for an answer, the steady state of continuous batching, and where its time goes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -99,17 +99,21 @@ class LoadPrediction:
     profile: Profile | None = None
 
     @property
+    def layout(self) -> str:
+        return f"tp {self.inputs['tp']}"
+
+    @property
     def ttft_s(self) -> Interval:
-        return _mean(self.load.ttft_s)
+        return mean(self.load.ttft_s)
 
     @property
     def tpot_s(self) -> Interval:
-        return _mean(self.load.tpot_s)
+        return mean(self.load.tpot_s)
 
     @property
     def total_s(self) -> Interval:
         """From a request's arrival to its last token."""
-        return _mean(self.load.latency_s)
+        return mean(self.load.latency_s)
 
     @property
     def queue_s(self) -> float:
@@ -128,7 +132,7 @@ class LoadPrediction:
         mine = plan.decodes > 0
         if not mine.any():
             return Interval(0.0, 0.0, 0.0)
-        return Interval(*(_weighted_median(cost.step_s(side)[mine], plan.steps[mine]) for side in SIDES))
+        return Interval(*(weighted_median(cost.step_s(side)[mine], plan.steps[mine]) for side in SIDES))
 
     @property
     def output_tokens_per_s(self) -> Interval:
@@ -164,6 +168,10 @@ class LoadPrediction:
     def decode_steps(self) -> int:
         return int(self.load.plan.output_tokens.max()) - 1
 
+    def schedules(self) -> Iterator[tuple[str | None, Schedule, Costs]]:
+        """Steps that were run and what they cost, with the phase that the breakdown puts them in; None: that of each kind of kernels."""
+        yield None, self.load.plan, self.load.cost
+
     def serving(self) -> dict[str, Any]:
         plan, cost = self.load.plan, self.load.cost
         seconds = cost.step_s("median_s") * plan.steps
@@ -178,7 +186,7 @@ class LoadPrediction:
             "total_tokens_per_s_per_gpu": self.output_tokens_per_s_per_gpu.per(given / (asked + given)).to_dict(),
             "requests_per_s": self.output_tokens_per_s.per(given).to_dict(),
             "queue_s": self.queue_s,
-            **{f"{name}_percentiles": _percentiles(values["median_s"]) for name, values in _seen(self.load).items()},
+            **{f"{name}_percentiles": percentiles(values["median_s"]) for name, values in _seen(self.load).items()},
             "mean_running_requests": running * self.groups,
             "prefill_time_fraction": float(seconds[mixed].sum() / busy),
             "host_time_fraction": float((cost.host_s["median_s"] * plan.steps).sum() / busy),
@@ -204,7 +212,7 @@ class LoadPrediction:
         }
 
 
-def _mean(values: Mapping[str, Floats]) -> Interval:
+def mean(values: Mapping[str, Floats]) -> Interval:
     return Interval(*(float(np.mean(values[side])) if len(values[side]) else 0.0 for side in SIDES))
 
 
@@ -212,11 +220,11 @@ def _seen(load: Load) -> dict[str, Mapping[str, Floats]]:
     return {"ttft_s": load.ttft_s, "tpot_s": load.tpot_s, "total_s": load.latency_s}
 
 
-def _percentiles(values: Floats) -> dict[str, float]:
+def percentiles(values: Floats) -> dict[str, float]:
     return {f"p{each}": float(np.percentile(values, each)) if len(values) else 0.0 for each in PERCENTILES}
 
 
-def _weighted_median(values: Floats, counts: np.ndarray) -> float:
+def weighted_median(values: Floats, counts: np.ndarray) -> float:
     order = np.argsort(values)
     sums = np.cumsum(counts[order])
     return float(values[order][np.searchsorted(sums, sums[-1] / 2)])
@@ -252,7 +260,7 @@ def predict_load(
     """
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MOST_USERS:
         raise InvalidInput(f"concurrency = {concurrency!r} must be a whole number from 1 to {MOST_USERS:,}")
-    asked = _asked(isl, osl, requests)
+    asked = lengths_of(isl, osl, requests)
     found = set_up(
         model, gpu, tp=tp, pp=pp, ep=ep, dp_attention=dp_attention, engine=engine, engine_settings=engine_settings, node=node, quant=quant,
         kv_dtype=kv_dtype, overrides=overrides,
@@ -265,10 +273,29 @@ def predict_load(
     policy = policy_of(found)
     longest = max(asked, key=sum)
     if policy.cache_tokens < sum(longest):
-        policy = _with_room(policy, sum(longest))  # it does not fit, which the memory says; times are given all the same
+        policy = with_room(policy, sum(longest))  # it does not fit, which the memory says; times are given all the same
     groups = min(found.shard.dp * found.shard.pp, concurrency)
     load = run_load(found, policy, -(-concurrency // groups), asked, price=price)
-    counted = [asked[place % len(asked)] for place in range(_most_at_once(policy, asked, concurrency, groups))]
+    memory = memory_under_load(found, policy, asked, most_at_once(policy, asked, concurrency, groups))
+    said = {"isl": isl, "osl": osl} if requests is None else {"requests": [list(pair) for pair in asked]}
+    return LoadPrediction(
+        model=found.config, gpu=found.gpu, engine=found.engine.name, num_gpus=found.shard.num_gpus,
+        node=found.node.id if found.node else None, concurrency=concurrency, policy=policy, load=load, memory=memory,
+        breakdown=tuple(parts_of(load.plan, load.cost, load.plan.num_requests)), groups=groups,
+        inputs={
+            "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.name, "tp": tp, "pp": pp, "ep": ep,
+            "dp_attention": dp_attention, "node": found.node.id if found.node else None, "quant": quant, "kv_dtype": found.kv_dtype,
+            "concurrency": concurrency, **said, "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
+            **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
+            **({"profile": measured.told()} if measured else {}),
+        },
+        warnings=(*_warnings(found.config, lengths, found.gpu, found.node), *too_long(policy, asked, found.engine.name)), profile=measured,
+    )  # fmt: skip
+
+
+def memory_under_load(found: Setup, policy: Policy, asked: Sequence[Lengths], num_held: int) -> Memory:
+    """Of the fullest GPU of a worker whose caches hold so many requests together."""
+    counted = [asked[place % len(asked)] for place in range(num_held)]
     share = policy.reserved_output_fraction if len(counted) > 1 else 1.0
     running = Batch(tuple(pair[0] for pair in counted), tuple(max(1, int(share * pair[1])) for pair in counted))
     memory = memory_of(found.config, found.shard, found.engine, found.gpu, running, found.kv_dtype)
@@ -280,23 +307,10 @@ def predict_load(
     if not memory.fits:
         choices = would_fit(found.config, found.shard, found.engine, found.gpu, running, found.kv_dtype)
         memory = replace(memory, would_fit=tuple(choices))
-    said = {"isl": isl, "osl": osl} if requests is None else {"requests": [list(pair) for pair in asked]}
-    return LoadPrediction(
-        model=found.config, gpu=found.gpu, engine=found.engine.name, num_gpus=found.shard.num_gpus,
-        node=found.node.id if found.node else None, concurrency=concurrency, policy=policy, load=load, memory=memory,
-        breakdown=tuple(_parts(load)), groups=groups,
-        inputs={
-            "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.name, "tp": tp, "pp": pp, "ep": ep,
-            "dp_attention": dp_attention, "node": found.node.id if found.node else None, "quant": quant, "kv_dtype": found.kv_dtype,
-            "concurrency": concurrency, **said, "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
-            **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
-            **({"profile": measured.told()} if measured else {}),
-        },
-        warnings=(*_warnings(found.config, lengths, found.gpu, found.node), *_too_long(policy, asked, found.engine.name)), profile=measured,
-    )  # fmt: skip
+    return memory
 
 
-def _too_long(policy: Policy, asked: Sequence[Lengths], engine: str) -> list[str]:
+def too_long(policy: Policy, asked: Sequence[Lengths], engine: str) -> list[str]:
     """An engine that takes prompts whole refuses one that no step has room for; it is predicted as a step of its own."""
     longest = max(pair[0] for pair in asked)
     if policy.chunks or longest <= policy.token_budget:
@@ -305,7 +319,7 @@ def _too_long(policy: Policy, asked: Sequence[Lengths], engine: str) -> list[str
     return [f"{room}, which {engine} takes only when it may cut them: --engine-set chunks_prompts=1; here they get a step of their own"]
 
 
-def _asked(isl: int | None, osl: int | None, requests: Sequence[Lengths] | None) -> list[Lengths]:
+def lengths_of(isl: int | None, osl: int | None, requests: Sequence[Lengths] | None) -> list[Lengths]:
     if requests is not None:
         if isl is not None or osl is not None:
             raise InvalidInput("give isl and osl, or requests, not both")
@@ -319,20 +333,19 @@ def _asked(isl: int | None, osl: int | None, requests: Sequence[Lengths] | None)
     return pairs
 
 
-def _with_room(policy: Policy, tokens: int) -> Policy:
+def with_room(policy: Policy, tokens: int) -> Policy:
     return replace(policy, cache_tokens=-(-tokens // policy.block_size) * policy.block_size)
 
 
-def _most_at_once(policy: Policy, asked: Sequence[Lengths], users: int, groups: int) -> int:
+def most_at_once(policy: Policy, asked: Sequence[Lengths], users: int, groups: int) -> int:
     """Requests in the cache together at most."""
     mean = max(1.0, float(np.mean([policy.reserves(*pair) for pair in asked])))
     return max(1, min(users, policy.most_running * groups, groups * int(policy.cache_tokens // mean)))
 
 
-def _parts(load: Load) -> list[Part]:
+def parts_of(plan: Schedule, cost: Costs, number: int) -> list[Part]:
     """Every kernel's seconds per request, over the whole schedule."""
-    plan, cost = load.plan, load.cost
-    steps, number = plan.steps.astype(np.float64), load.plan.num_requests
+    steps = plan.steps.astype(np.float64)
     whole = float((cost.step_s("median_s") * steps).sum())
     parts: dict[object, Part] = {}
     for curve in cost.curves:
@@ -346,7 +359,7 @@ def _parts(load: Load) -> list[Part]:
                 part = Part(
                     phase=curve.phase, name=call.name, family=call.kernel.family, identity=call.kernel.identity, sizes=_sizes(call.kernel),
                     launches_per_step=call.count, time=total.per(number), share_fraction=total.median / whole,
-                    bound_by=time.bound_by or "-", bound_s=float(weights @ time.bound_s) / number, basis=time.basis, call=call,
+                    bound_by=time.bound_by, bound_s=float(weights @ time.bound_s) / number, basis=time.basis, call=call,
                 )  # fmt: skip
                 before = parts.get(key)
                 parts[key] = part if before is None else _added(before, part)
@@ -360,6 +373,6 @@ def _parts(load: Load) -> list[Part]:
 
 def _added(one: Part, other: Part) -> Part:
     """The same kernel in steps of other sizes."""
-    basis = max(one.basis, other.basis, key=BASES.index)
+    basis, longer = max(one.basis, other.basis, key=BASES.index), max(one, other, key=lambda part: part.time.median)
     share = one.share_fraction + other.share_fraction
-    return replace(other, time=one.time + other.time, share_fraction=share, bound_s=one.bound_s + other.bound_s, basis=basis)
+    return replace(longer, time=one.time + other.time, share_fraction=share, bound_s=one.bound_s + other.bound_s, basis=basis)

@@ -7,7 +7,7 @@ entry, which is why a schedule costs little more than its requests.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
 import numpy as np
@@ -115,13 +115,8 @@ def schedule(policy: Policy, users: int, request: Callable[[int], Lengths], num_
             runs.append((repeat, 0, 0, 0.0, 0, running, context / running + (repeat - 1) / 2))
         else:
             repeat = 1
-            tokens = sum(part for part, _ in chunks)
-            alike = max(1, round(tokens * tokens / sum(part * part for part, _ in chunks)))
-            pairs = sum(part * (keys - part / 2) for part, keys in chunks)
-            each = tokens / alike
             decodes = running if policy.mixes else 0
-            keys = pairs / tokens + each / 2
-            runs.append((1, tokens, alike, keys, len(finished), decodes, context / running if decodes else 0.0))
+            runs.append((1, *equal_chunks(chunks), len(finished), decodes, context / running if decodes else 0.0))
         step += repeat
         if running and (policy.mixes or not chunks):
             decoded += repeat
@@ -142,14 +137,29 @@ def schedule(policy: Policy, users: int, request: Callable[[int], Lengths], num_
             else:
                 heappush(ends, (decoded + outputs[number] - 1, number))
                 context += inputs[number] + 1
-    columns = np.array(runs, dtype=np.float64).T
-    whole = (columns[place].astype(np.int64) for place in (0, 1, 2, 4, 5))
-    steps, prefill_tokens, num_chunks, prompts_done, decodes_each = whole
-    return Schedule(
-        steps=steps, prefill_tokens=prefill_tokens, chunks=num_chunks, chunk_context=columns[3], prompts_done=prompts_done,
-        decodes=decodes_each, context=columns[6], arrival=np.array(arrived), taken=np.array(started),
-        first=np.array(first), last=np.array(last), output_tokens=np.array(outputs), input_tokens=np.array(inputs),
+    return replace(
+        steps_alone(runs), arrival=np.array(arrived), taken=np.array(started), first=np.array(first), last=np.array(last),
+        output_tokens=np.array(outputs), input_tokens=np.array(inputs),
     )  # fmt: skip
+
+
+def steps_alone(runs: Sequence[tuple[float, ...]]) -> Schedule:
+    """Steps without the requests they are of, to be priced: (steps, prefill tokens, chunks, keys, prompts done, decodes, context) each."""
+    columns = np.array(runs, dtype=np.float64).T
+    steps, prefill_tokens, chunks, prompts_done, decodes = (columns[place].astype(np.int64) for place in (0, 1, 2, 4, 5))
+    nobody = np.zeros(0, dtype=np.int64)
+    return Schedule(
+        steps=steps, prefill_tokens=prefill_tokens, chunks=chunks, chunk_context=columns[3], prompts_done=prompts_done, decodes=decodes,
+        context=columns[6], arrival=nobody, taken=nobody, first=nobody, last=nobody, output_tokens=nobody, input_tokens=nobody,
+    )  # fmt: skip
+
+
+def equal_chunks(chunks: Sequence[tuple[int, int]]) -> tuple[int, int, float]:
+    """Chunks as (tokens, keys of the last one) told as equal ones: all tokens, how many chunks, and the keys of each."""
+    tokens = sum(part for part, _ in chunks)
+    alike = max(1, round(tokens * tokens / sum(part * part for part, _ in chunks)))
+    pairs = sum(part * (keys - part / 2) for part, keys in chunks)
+    return tokens, alike, pairs / tokens + tokens / alike / 2
 
 
 def cycled(requests: Sequence[Lengths], users: int = 0) -> Callable[[int], Lengths]:

@@ -22,7 +22,7 @@ def page(report: Report) -> str:
         f"<div class='pair'>{_bars(found)}{_curves(found)}</div>",
     ]
     for grid in report.grids:
-        if grid.title == BEST_OF_EACH:  # the bars above say it
+        if grid.title == BEST_OF_EACH.format(found["swept"]):  # the bars above say it
             continue
         body += [f"<h2>{escape(grid.title)}</h2>", pages.table(grid)]
     inputs, made = pages.facts("Inputs", found["inputs"]), pages.facts("Versions", found["versions"])
@@ -31,12 +31,13 @@ def page(report: Report) -> str:
     return pages.document(report.answer, "\n".join(body), found)
 
 
-def _groups(found: Mapping[str, Any]) -> dict[tuple[str, int], list[dict[str, Any]]]:
-    """GPU and group size -> its configurations that fit, best first."""
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+def _groups(found: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """GPU and group size, in words -> its configurations that fit, best first."""
+    groups: dict[str, list[dict[str, Any]]] = {}
     for entry in found["configurations"]:
         if entry["fits"]:
-            groups.setdefault((entry["gpu"], entry["tp"]), []).append(entry)
+            layout = entry.get("layout") or f"tp {entry['tp']}"
+            groups.setdefault(f"{entry['gpu']} {layout}", []).append(entry)
     return groups
 
 
@@ -45,18 +46,16 @@ def _bars(found: Mapping[str, Any]) -> str:
     best = {group: entries[0] for group, entries in list(_groups(found).items())[:MOST_BARS]}
     if not best:
         return ""
-    longest = max(entry[metric.name]["median"] for entry in best.values())
+    swept, longest = found["swept"], max(entry[metric.name]["median"] for entry in best.values())
     rows = []
-    for place, ((gpu, tp), entry) in enumerate(best.items()):
+    for place, (group, entry) in enumerate(best.items()):
         value = entry[metric.name]
         told = units.human("_s", value["median"]) if metric.unit == "s" else units.significant(value["median"])
         low, high = (units.human("_s", value[end]) if metric.unit == "s" else units.significant(value[end]) for end in ("low", "high"))
         shown = f"{told} <span class='soft'>({low}-{high})</span>"
-        rows.append(
-            (f"{gpu} tp {tp}", value["median"] / longest, place % NUM_COLOURS, shown, f"batch {entry['batch']}, basis {entry['basis']}")
-        )
+        rows.append((group, value["median"] / longest, place % NUM_COLOURS, shown, f"{swept} {entry[swept]}, basis {entry['basis']}"))
     unit = "" if metric.unit == "s" else f", {metric.unit}"
-    return pages.card(f"{metric.words}{unit}", pages.bars(rows), "The best batch of each, with its 80 % interval.")
+    return pages.card(f"{metric.words}{unit}", pages.bars(rows), f"{BEST_OF_EACH.format(swept)}, with its 80 % interval.")
 
 
 def _place(entry: Mapping[str, Any]) -> tuple[float, float]:
@@ -64,8 +63,9 @@ def _place(entry: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _curves(found: Mapping[str, Any]) -> str:
+    swept = found["swept"]
     groups = {
-        group: sorted(entries, key=lambda entry: int(entry["batch"]))
+        group: sorted(entries, key=lambda entry: int(entry[swept]))
         for group, entries in list(_groups(found).items())[:MOST_LINES]
         if entries[0]["output_tokens_per_s_per_user"]["median"] > 0
     }
@@ -76,11 +76,11 @@ def _curves(found: Mapping[str, Any]) -> str:
     y = axis("output tokens/s per GPU", [_place(entry)[1] for entry in every], units.significant, log=False)
     lines = [
         Series(
-            name=f"{gpu} tp {tp}", colour=place % NUM_COLOURS,
-            points=[(*_place(entry), f"{gpu} tp {tp} batch {entry['batch']}") for entry in entries],
+            name=group, colour=place % NUM_COLOURS,
+            points=[(*_place(entry), f"{group} {swept} {entry[swept]}") for entry in entries],
         )
-        for place, ((gpu, tp), entries) in enumerate(groups.items())
+        for place, (group, entries) in enumerate(groups.items())
     ]  # fmt: skip
     more = len(_groups(found)) - len(groups)
-    remark = "A point is a batch; up and to the right is better." + (f" {more} more are in the table." if more > 0 else "")
+    remark = f"A point is a {swept}; up and to the right is better." + (f" {more} more are in the table." if more > 0 else "")
     return pages.card("Throughput against speed for one user", chart(x, y, lines, title="Throughput against speed"), remark)

@@ -24,18 +24,21 @@ def page(report: Report, why: Mapping[str, Any] | None = None) -> str:
     found = report.payload
     figures = found["figures"]
     body = [
-        f"<header><h1>{escape(report.answer)}</h1>{_asked(found)}</header>",
+        f"<header><h1>{escape(report.answer)}</h1>{basis_line(found)}</header>",
         _tiles(found),
         "<h2>Where the time goes</h2>",
         f"<div class='pair'>{''.join(_phase(found, phase) for phase in PHASES)}</div>",
         "<h2>Plots</h2>",
-        f"<div class='pair'>{_roofline(figures['roofline'])}{_contexts(figures['contexts'])}"
-        f"{_batches(figures['batches'])}{_memory(found)}</div>",
+        f"<div class='pair'>{roofline_card(figures['roofline'])}{_contexts(figures['contexts'])}"
+        f"{_batches(figures['batches'])}{memory_card(found)}</div>",
     ]
     if why is not None:
         body += ["<h2>What would make it faster</h2>", _levers(why)]
-    body += ["<h2>Every kernel</h2>", f"<details><summary>Launches, times, bounds, basis</summary>{pages.table(_kernels(found))}</details>"]
-    body += ["<h2>What it rests on</h2>", _made_by(report)]
+    body += [
+        "<h2>Every kernel</h2>",
+        f"<details><summary>Launches, times, bounds, basis</summary>{pages.table(kernel_grid(found))}</details>",
+    ]
+    body += ["<h2>What it rests on</h2>", made_by(report)]
     return pages.document(report.answer, "\n".join(body), found | ({"why": dict(why)} if why is not None else {}))
 
 
@@ -47,12 +50,12 @@ def seconds(value: float) -> str:
     return units.human("_s", value)
 
 
-def _asked(found: Mapping[str, Any]) -> str:
+def basis_line(found: Mapping[str, Any]) -> str:
     room = "fits" if found["fits"] else "does not fit in memory"
     return f"<p class='soft'>basis: {escape(basis_words(found['basis_shares']))} of the time · {room}</p>"
 
 
-def _split(text: str) -> tuple[str, str]:
+def split(text: str) -> tuple[str, str]:
     """("19.4 ms", "16-24.8 ms") from "19.4 ms (16-24.8)"."""
     value, _, rest = text.partition(" (")
     return value, f"80 %: {rest.removesuffix(')')} {value.split()[-1]}"
@@ -61,12 +64,12 @@ def _split(text: str) -> tuple[str, str]:
 def _tiles(found: Mapping[str, Any]) -> str:
     rate, memory = found["output_tokens_per_s"], found["memory"]
     low, high = (units.significant(rate[name]) for name in ("low", "high"))
-    entries = [("first token", *_split(interval_s(found["ttft_s"])))]
+    entries = [("first token", *split(interval_s(found["ttft_s"])))]
     if found["decode_steps"]:
-        entries += [("decode step, median", *_split(interval_s(found["decode_step_s"])))]
-        entries += [("time per output token", *_split(interval_s(found["tpot_s"])))]
+        entries += [("decode step, median", *split(interval_s(found["decode_step_s"])))]
+        entries += [("time per output token", *split(interval_s(found["tpot_s"])))]
     entries += [
-        ("total", *_split(interval_s(found["total_s"]))),
+        ("total", *split(interval_s(found["total_s"]))),
         ("throughput", f"{units.significant(rate['median'])} tokens/s", f"80 %: {low}-{high}"),
         ("memory a GPU", units.human("_bytes", memory["total_bytes"]), f"of {units.human('_bytes', memory['capacity_bytes'])}"),
     ]
@@ -75,9 +78,14 @@ def _tiles(found: Mapping[str, Any]) -> str:
 
 def _phase(found: Mapping[str, Any], phase: str) -> str:
     parts = [part for part in found["breakdown"] if part["phase"] == phase]
+    whole = found["prefill_s"] if phase == "prefill" else found["tpot_s"]
+    return parts_card(f"{PHASES[phase]}: {seconds(whole['median'])}", parts, _steps(found, phase))
+
+
+def parts_card(title: str, parts: list[dict[str, Any]], steps: int) -> str:
+    """Parts as bars, longest first, in the colours of what binds them; times are of one of so many steps."""
     if not parts:
         return ""
-    steps = _steps(found, phase)
     longest = max(part["share_fraction"] for part in parts)
     rows = []
     for part in sorted(parts, key=lambda part: -part["share_fraction"]):
@@ -86,19 +94,18 @@ def _phase(found: Mapping[str, Any], phase: str) -> str:
         words = f"{part['name']}: {time} in {launches} launches, bound by {part['bound_by']}, basis {part['basis']}"
         value = f"{time}<span class='share soft'>{share}</span>"
         rows.append((part["name"], part["share_fraction"] / longest, pages.BOUND_COLOURS.get(part["bound_by"], 7), value, words))
-    legend = pages.bound_legend(sorted({part["bound_by"] for part in parts}))
-    whole = found["prefill_s"] if phase == "prefill" else found["tpot_s"]
-    return pages.card(f"{PHASES[phase]}: {seconds(whole['median'])}", pages.bars(rows) + legend)
+    return pages.card(title, pages.bars(rows) + pages.bound_legend(sorted({part["bound_by"] for part in parts})))
 
 
 def _steps(found: Mapping[str, Any], phase: str) -> int:
-    return 1 if phase == "prefill" else max(1, found["decode_steps"])
+    """That the times of a phase are of; those of a load are of a request."""
+    return 1 if phase == "prefill" or "serving" in found else max(1, found["decode_steps"])
 
 
 # ---- plots -------------------------------------------------------------------------------------------------------
 
 
-def _roofline(found: Mapping[str, Any]) -> str:
+def roofline_card(found: Mapping[str, Any]) -> str:
     kernels, bandwidth = found["kernels"], found["dram_bytes_per_s"]
     if not kernels:
         return ""
@@ -164,38 +171,42 @@ def _contexts(points: list[dict[str, Any]]) -> str:
 
 
 def _batches(points: list[dict[str, Any]]) -> str:
+    largest = f"Batch {points[-1]['batch']:,} is the largest that fits." if points[-1]["fits"] else "Not even one request fits."
+    return throughput_card("batch", points, largest)
+
+
+def throughput_card(swept: str, points: list[dict[str, Any]], remark: str) -> str:
+    """What the GPUs give against what one user sees, over batches or concurrencies."""
     usable = [point for point in points if point["output_tokens_per_s_per_user"]["median"] > 0]
     if not usable:
         return ""
-    x = axis(
-        "tokens/s that one request sees", [point["output_tokens_per_s_per_user"]["median"] for point in usable], units.significant, log=True
-    )
-    y = axis("output tokens/s per GPU", [point["output_tokens_per_s_per_gpu"]["high"] for point in usable], units.significant, log=False)
+    places = [point["output_tokens_per_s_per_user"]["median"] for point in usable]
+    rates = [point["output_tokens_per_s_per_gpu"] for point in usable]
+    x = axis("tokens/s that one request sees", places, units.significant, log=True)
+    y = axis("output tokens/s per GPU", [rate["high"] for rate in rates], units.significant, log=False)
+    words = [point_words(swept, point) for point in usable]
     line = Series(
-        name="a batch each, median and 80 % interval",
+        name=f"a {swept} each, median and 80 % interval",
         colour=2,
-        points=[(p["output_tokens_per_s_per_user"]["median"], p["output_tokens_per_s_per_gpu"]["median"], _batch_words(p)) for p in usable],
-        band=[
-            (p["output_tokens_per_s_per_user"]["median"], p["output_tokens_per_s_per_gpu"]["low"], p["output_tokens_per_s_per_gpu"]["high"])
-            for p in usable
-        ],
-        labels=[str(p["batch"]) for p in usable],
+        points=list(zip(places, (rate["median"] for rate in rates), words, strict=True)),
+        band=[(place, rate["low"], rate["high"]) for place, rate in zip(places, rates, strict=True)],
+        labels=[str(point[swept]) for point in usable],
     )
-    largest = f"Batch {points[-1]['batch']:,} is the largest that fits." if points[-1]["fits"] else "Not even one request fits."
-    return pages.card("Throughput against speed for one user, by batch", chart(x, y, [line], title="Latency against throughput"), largest)
+    title = f"Throughput against speed for one user, by {swept}"
+    return pages.card(title, chart(x, y, [line], title="Latency against throughput"), remark)
 
 
-def _batch_words(point: Mapping[str, Any]) -> str:
+def point_words(swept: str, point: Mapping[str, Any]) -> str:
     rate = point["output_tokens_per_s"]["median"]
     times = f"first token {seconds(point['ttft_s']['median'])}, {seconds(point['tpot_s']['median'])} a token"
-    return f"batch {point['batch']}: {times}, {units.significant(rate)} tokens/s"
+    return f"{swept} {point[swept]}: {times}, {units.significant(rate)} tokens/s"
 
 
 def _context_words(point: Mapping[str, Any]) -> str:
     return f"{interval_s(point['decode_step_s'])} at {point['context_tokens']:,} tokens"
 
 
-def _memory(found: Mapping[str, Any]) -> str:
+def memory_card(found: Mapping[str, Any]) -> str:
     memory = found["memory"]
     whole = max(memory["capacity_bytes"], memory["total_bytes"])
     pieces, names = [], []
@@ -229,7 +240,7 @@ def _levers(why: Mapping[str, Any]) -> str:
     return pages.table(Grid(columns=columns, rows=rows, right=frozenset(columns[2:])))
 
 
-def _kernels(found: Mapping[str, Any]) -> Grid:
+def kernel_grid(found: Mapping[str, Any]) -> Grid:
     rows = []
     for part in found["breakdown"]:
         steps = _steps(found, part["phase"])
@@ -247,7 +258,7 @@ def _kernels(found: Mapping[str, Any]) -> Grid:
     return Grid(columns=columns, rows=rows, right=frozenset({"launches", "time", "share", "bound", "efficiency"}))
 
 
-def _made_by(report: Report) -> str:
+def made_by(report: Report) -> str:
     inputs, made = pages.facts("Inputs", report.payload["inputs"]), pages.facts("Versions", report.payload["versions"])
     again = f"<details><summary>Make it again</summary><pre>{escape(report.command)}</pre><pre>{escape(report.python)}</pre></details>"
     return f"<div class='pair'>{inputs}{made}</div>{again}"

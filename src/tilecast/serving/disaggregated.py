@@ -1,0 +1,549 @@
+"""Predict prefill and decode workers apart: N users always waiting for an answer, what they see, and what the GPUs give them.
+
+Steps depend on times here, and times on which steps there are: workers are run once with the times of likely steps, what they ran is
+priced, and they are run again with these: at the median, and with either kind of worker at either end of its interval. A slower decode
+worker may make first tokens come sooner, as users ask less often, so the ends of the interval are made of these runs (`interval`).
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilecast.engines.fit import stage_caches
+from tilecast.engines.predict import Interval, Part, Setup, _warnings, check_context, set_up
+from tilecast.errors import InvalidInput
+from tilecast.execution.tasks import Floats
+from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.kernels.collectives import SendRecv, node_of
+from tilecast.learning.profiles import Profile, opened
+from tilecast.predictors import predict_kernel
+from tilecast.serving.costs import SIDES, Costs, costs
+from tilecast.serving.load import (
+    FEWEST_MEASURED,
+    MOST_USERS,
+    lengths_of,
+    memory_under_load,
+    most_at_once,
+    parts_of,
+    percentiles,
+    too_long,
+    weighted_median,
+    with_room,
+)
+from tilecast.serving.policy import Policy, policy_of
+from tilecast.serving.pools import DecodeTimes, Passage, Pool, PrefillStep, run_pools
+from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule, steps_alone
+from tilecast.workloads.aggregate import BASES, Price
+from tilecast.workloads.graph import Batch
+from tilecast.workloads.memory import Memory
+from tilecast.workloads.model import ModelConfig
+
+Sides = tuple[str, str]  # at which prefill and decode workers are run
+MEDIAN: Sides = ("median_s", "median_s")
+RUNS: tuple[Sides, ...] = (MEDIAN, ("low_s", "median_s"), ("high_s", "median_s"), ("median_s", "low_s"), ("median_s", "high_s"))
+MOST_WORKERS = 256
+SMALL_BOX = 8  # GPUs that `layouts_of` fills
+REQUEST_KNOTS, KEY_KNOTS = 24, 5
+LIKELY_USERS = (1, 2, 4, 8)  # of one prefill worker, whose steps are priced before it is known which ones run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """Workers of one kind: how many, and how each is set up."""
+
+    number: int
+    found: Setup
+    policy: Policy
+
+    @property
+    def num_gpus(self) -> int:
+        return self.number * self.found.shard.num_gpus
+
+    @property
+    def pool(self) -> Pool:
+        return Pool(policy=self.policy, lanes=self.number * self.found.shard.dp * self.found.shard.pp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """What users see, by the sides at which both kinds of workers were run: arrays (Q,) over the requests that count, in seconds."""
+
+    passages: Mapping[Sides, Passage]
+    prefill: tuple[Schedule, Costs]
+    decode: tuple[Schedule, Costs]
+    counted: slice
+    ttft_s: Mapping[Sides, Floats]
+    tpot_s: Mapping[Sides, Floats]
+    latency_s: Mapping[Sides, Floats]
+    transfer_s: Mapping[Sides, Floats]  # from the end of a prompt to its cache being where it decodes
+    room_s: Floats  # waiting for room on a decode worker
+    queue_s: Floats  # and after that, or without, for a prefill worker to start
+
+    @property
+    def median(self) -> Passage:
+        return self.passages[MEDIAN]
+
+
+def interval(values: Mapping[Sides, Floats]) -> Interval:
+    """Of the mean. Whether the errors of prefill and decode workers go together is not known: the wider of both answers."""
+    means = {sides: float(np.mean(each)) if len(each) else 0.0 for sides, each in values.items()}
+    median = means[MEDIAN]
+    if median <= 0.0:
+        return Interval(0.0, 0.0, 0.0)
+    fast, slow, fast_decode, slow_decode = (math.log(means[sides] / median) for sides in RUNS[1:])
+    together = (fast + fast_decode, slow + slow_decode)
+    up = math.hypot(max(fast, slow, 0.0), max(fast_decode, slow_decode, 0.0))
+    down = math.hypot(min(fast, slow, 0.0), min(fast_decode, slow_decode, 0.0))
+    return Interval(median, median * math.exp(min(*together, -down)), median * math.exp(max(*together, up)))
+
+
+def run_disaggregated(
+    prefill: Workers,
+    decode: Workers,
+    users: int,
+    requests: Sequence[Lengths],
+    transfer_s: Mapping[str, Callable[[int], float]],
+    *,
+    price: Price = predict_kernel,
+    num_requests: int | None = None,
+    with_interval: bool = True,
+) -> Handover:
+    """Given `num_requests`, all of them count, the first burst too; else the steady state after it."""
+    rounds = max(2, -(-FEWEST_MEASURED // users))
+    total = num_requests or (rounds + 3) * users
+    counted = slice(0, total) if num_requests else slice(2 * users, total - users)
+    asked = cycled(requests, 0 if num_requests else users)
+
+    def run(sides: Sides, prompts: Prompts, tokens: Mapping[str, DecodeTimes]) -> Passage:
+        return run_pools(
+            prefill.pool, decode.pool, users, asked, total, prefill_s=prompts.of(sides[0]), decode_times=tokens[sides[1]],
+            transfer_s=transfer_s[sides[0]],
+        )  # fmt: skip
+
+    lanes = decode.pool.lanes
+    largest = most_at_once(decode.policy, requests, users, lanes)
+    likely = np.unique(np.geomspace(1, max(1, -(-largest // lanes)), REQUEST_KNOTS).round().astype(np.int64))
+    ends = (min(pair[0] for pair in requests) + 1.0, float(max(sum(pair) for pair in requests)))
+    first = run(
+        MEDIAN,
+        _prompts(prefill.found, _likely_steps(prefill.policy, requests), price),
+        _tokens(decode.found, [(0, int(number), ends[0]) for number in likely], ends, price)[1],
+    )
+    prompts = _prompts(prefill.found, first.prefill_steps, price)
+    keys = [context for _, _, context in first.decode_runs] or list(ends)
+    plan, tokens = _tokens(decode.found, first.decode_runs or [(0, 1, ends[0])], (min(keys), max(keys)), price)
+    passages = {sides: run(sides, prompts, tokens) for sides in (RUNS if with_interval else (MEDIAN,))}
+    host = prefill.found.engine.host
+    ttft, tpot, latency, sent = (dict[Sides, Floats]() for _ in range(4))
+    for sides, passage in passages.items():
+        arrival, done, first_s, last = (
+            times[counted] for times in (passage.arrival_s, passage.prefilled_s, passage.first_s, passage.last_s)
+        )
+        spread = {"median_s": 0.0, "low_s": -host.spread_fraction, "high_s": host.spread_fraction}[sides[0]]
+        extra = (1.0 + spread) * (host.first_token_s + host.prompt_token_s * passage.input_tokens[counted])
+        several = passage.output_tokens[counted] > 1
+        ttft[sides], latency[sides], sent[sides] = first_s - arrival + extra, last - arrival + extra, first_s - done
+        tpot[sides] = (last - first_s)[several] / (passage.output_tokens[counted][several] - 1)
+    middle = passages[MEDIAN]
+    return Handover(
+        passages=passages, prefill=(prompts.plan, prompts.cost), decode=plan, counted=counted, ttft_s=ttft, tpot_s=tpot, latency_s=latency,
+        transfer_s=sent, room_s=(middle.placed_s - middle.arrival_s)[counted], queue_s=(middle.taken_s - middle.placed_s)[counted],
+    )  # fmt: skip
+
+
+# ---- times of steps ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """Prefill steps that were priced; one that was not takes the time per token of the one most like it."""
+
+    steps: tuple[PrefillStep, ...]
+    plan: Schedule
+    cost: Costs
+
+    def of(self, side: str) -> Callable[[PrefillStep], float]:
+        seconds: dict[PrefillStep, float] = dict(zip(self.steps, self.cost.step_s(side).tolist(), strict=True))
+        known = np.log([step[:3] for step in self.steps])
+
+        def prefill_s(step: PrefillStep) -> float:
+            if step not in seconds:
+                near = self.steps[int(np.argmin(np.abs(known - np.log(step[:3])).sum(axis=1)))]
+                seconds[step] = seconds[near] * step[0] / near[0]
+            return seconds[step]
+
+        return prefill_s
+
+
+def _likely_steps(policy: Policy, requests: Sequence[Lengths]) -> Counter[PrefillStep]:
+    """Of one prefill worker with few users and with many."""
+    found = Counter[PrefillStep]()
+    for users in LIKELY_USERS:
+        plan = schedule(policy, users, lambda number: (requests[number % len(requests)][0], 1), max(2 * users, min(len(requests), 32)))
+        for tokens, chunks, keys in zip(plan.prefill_tokens, plan.chunks, plan.chunk_context, strict=True):
+            if tokens:
+                found[(int(tokens), int(chunks), float(keys), int(chunks))] += 1
+    return found
+
+
+def _prompts(found: Setup, steps: Counter[PrefillStep], price: Price) -> Prompts:
+    plan = steps_alone([(often, *step, 0, 0.0) for step, often in steps.items()])
+    return Prompts(steps=tuple(steps), plan=plan, cost=costs(found, plan, price))
+
+
+def _tokens(
+    found: Setup, runs: Sequence[tuple[int, int, float]], ends: tuple[float, float], price: Price
+) -> tuple[tuple[Schedule, Costs], dict[str, DecodeTimes]]:
+    """Runs that were or may be run, priced, and a step's time by requests and keys between `ends`."""
+    distinct = np.unique([requests for _, requests, _ in runs])
+    if len(distinct) > REQUEST_KNOTS:
+        distinct = np.unique(distinct[np.linspace(0, len(distinct) - 1, REQUEST_KNOTS).round().astype(np.int64)])
+    keys = np.unique(np.linspace(*ends, KEY_KNOTS))
+    ran = [(steps, 0, 0, 0.0, 0, requests, context) for steps, requests, context in runs]
+    plan = steps_alone([*ran, *((0, 0, 0, 0.0, 0, requests, context) for requests in distinct for context in keys)])
+    cost = costs(found, plan, price)
+    tables = {side: cost.step_s(side)[len(ran) :].reshape(len(distinct), len(keys)) for side in SIDES}
+    return (plan, cost), {side: DecodeTimes(requests=distinct, keys=keys, seconds=table) for side, table in tables.items()}
+
+
+# ---- the cache's way ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What a prompt's cache crosses: seconds by its tokens and side of the interval."""
+
+    kind: str  # of the link in the box, or of the network between boxes
+    seconds: Mapping[str, Mapping[int, float]]
+    bytes: Mapping[int, float]  # that the busiest GPU sends or takes
+    basis: str
+
+    def of(self, side: str) -> Callable[[int], float]:
+        return self.seconds[side].__getitem__
+
+
+def link_between(prefill: Workers, decode: Workers, requests: Sequence[Lengths], node: NodeSpec, price: Price) -> Link:
+    """Every GPU sends its share to the GPUs that need it; the one with most to send or to take decides."""
+    lengths = sorted({pair[0] for pair in requests})
+    together = prefill.num_gpus + decode.num_gpus
+    apart = together > node.num_gpus
+    if apart and node.network_bytes_per_s is None:
+        raise InvalidInput(f"{together} GPUs are more than {node.id} has, {node.num_gpus}, and no network between such boxes is known")
+    held = [
+        max(
+            max(stage_caches(w.found.config, w.found.shard, w.found.engine, Batch((n,), (1,)), w.found.kv_dtype)) for w in (prefill, decode)
+        )
+        for n in lengths
+    ]
+    message = SendRecv(bytes=np.array(held, dtype=np.float64), num_gpus=2, node=node, gpus_per_node=1 if apart else None)
+    sent = price(message, prefill.found.gpu)
+    seconds = {side: dict(zip(lengths, np.asarray(getattr(sent, side)).tolist(), strict=True)) for side in SIDES}
+    kind = (node.network_kind or "network") if apart else node.link_kind
+    basis = max((str(each) for each in sent.basis), key=BASES.index)
+    return Link(kind=kind, seconds=seconds, bytes=dict(zip(lengths, map(float, held), strict=True)), basis=basis)
+
+
+# ---- the prediction ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisaggregatedPrediction:
+    """The steady state of `concurrency` users. Times are means over requests."""
+
+    model: ModelConfig
+    gpu: GpuSpec
+    engine: str
+    node: str
+    concurrency: int
+    prefill: Workers
+    decode: Workers
+    handover: Handover
+    link: Link
+    memories: Mapping[str, Memory]  # prefill, decode: a GPU of each
+    breakdown: tuple[Part, ...]  # seconds of GPU and host time per request
+    inputs: Mapping[str, Any]
+    warnings: tuple[str, ...] = ()
+    profile: Profile | None = None
+
+    @property
+    def layout(self) -> str:
+        """2P1D tp 1+2: two prefill workers of one GPU, one decode worker of two."""
+        tps = list(dict.fromkeys(str(workers.found.shard.tp) for workers in (self.prefill, self.decode)))
+        return f"{self.prefill.number}P{self.decode.number}D tp {'+'.join(tps)}"
+
+    @property
+    def num_gpus(self) -> int:
+        return self.prefill.num_gpus + self.decode.num_gpus
+
+    @property
+    def ttft_s(self) -> Interval:
+        return interval(self.handover.ttft_s)
+
+    @property
+    def tpot_s(self) -> Interval:
+        return interval(self.handover.tpot_s)
+
+    @property
+    def total_s(self) -> Interval:
+        """From a request's arrival to its last token."""
+        return interval(self.handover.latency_s)
+
+    @property
+    def transfer_s(self) -> Interval:
+        return interval(self.handover.transfer_s)
+
+    @property
+    def queue_s(self) -> float:
+        """For room on a decode worker, and for a prefill worker to start."""
+        return self.room_s + float(np.mean(self.handover.queue_s))
+
+    @property
+    def room_s(self) -> float:
+        return float(np.mean(self.handover.room_s))
+
+    @property
+    def prefill_s(self) -> Interval:
+        """From the step that takes a request in to its first token."""
+        ttft, share = self.ttft_s, 1.0 - self.queue_s / max(self.ttft_s.median, 1e-12)
+        return Interval(ttft.median * share, ttft.low * share, ttft.high * share)
+
+    @property
+    def decode_step_s(self) -> Interval:
+        """The median step of the decode workers."""
+        plan, cost = self.handover.decode
+        mine = plan.steps > 0
+        if not mine.any():
+            return Interval(0.0, 0.0, 0.0)
+        return Interval(*(weighted_median(cost.step_s(side)[mine], plan.steps[mine]) for side in SIDES))
+
+    @property
+    def output_tokens_per_s(self) -> Interval:
+        tokens = self.concurrency * self._mean_tokens("output_tokens")
+        total = self.total_s
+        return Interval(tokens / total.median, tokens / total.high, tokens / total.low)
+
+    @property
+    def output_tokens_per_s_per_gpu(self) -> Interval:
+        return self.output_tokens_per_s.per(self.num_gpus)
+
+    @property
+    def output_tokens_per_s_per_user(self) -> Interval:
+        tpot = self.tpot_s
+        return Interval(1.0 / tpot.median, 1.0 / tpot.high, 1.0 / tpot.low) if tpot.median else Interval(0.0, 0.0, 0.0)
+
+    @property
+    def memory(self) -> Memory:
+        """Of the kind of worker with less room to spare."""
+        return min(self.memories.values(), key=lambda memory: memory.capacity_bytes - memory.total_bytes)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+    @property
+    def basis(self) -> str:
+        return max((self.handover.prefill[1].basis, self.handover.decode[1].basis, self.link.basis), key=BASES.index)
+
+    @property
+    def basis_shares(self) -> dict[str, float]:
+        """The share of the busy time of all workers that rests on each basis, strongest first."""
+        shares = {basis: sum(part.share_fraction for part in self.breakdown if part.basis == basis) for basis in BASES}
+        return {basis: share for basis, share in shares.items() if share}
+
+    @property
+    def decode_steps(self) -> int:
+        return int(self.handover.median.output_tokens.max()) - 1
+
+    def busy_fraction(self, kind: str) -> float:
+        """Of the time of all workers of a kind: what a request takes of it, times how many there are."""
+        passage = self.handover.median
+        workers, busy = (self.prefill, passage.prefill_busy_s) if kind == "prefill" else (self.decode, passage.decode_busy_s)
+        per_s = self.concurrency / self.total_s.median
+        return min(1.0, busy / len(passage.arrival_s) * per_s / workers.pool.lanes)
+
+    def schedules(self) -> Iterator[tuple[str | None, Schedule, Costs]]:
+        """Steps that were run and what they cost, with the phase that the breakdown puts them in."""
+        yield "prefill", *self.handover.prefill
+        yield "decode", *self.handover.decode
+
+    def serving(self) -> dict[str, Any]:
+        handover, output = self.handover, self._mean_tokens("output_tokens")
+        seen = {"ttft_s": handover.ttft_s, "tpot_s": handover.tpot_s, "total_s": handover.latency_s}
+        kinds = {"prefill": self.prefill, "decode": self.decode}
+        return {
+            "concurrency": self.concurrency,
+            "disaggregated": self.inputs["disaggregated"],
+            "output_tokens_per_s_per_gpu": self.output_tokens_per_s_per_gpu.to_dict(),
+            "output_tokens_per_s_per_user": self.output_tokens_per_s_per_user.to_dict(),
+            "total_tokens_per_s_per_gpu": self.output_tokens_per_s_per_gpu.per(
+                output / (self._mean_tokens("input_tokens") + output)
+            ).to_dict(),
+            "requests_per_s": self.output_tokens_per_s.per(output).to_dict(),
+            "queue_s": self.queue_s,
+            "room_s": self.room_s,
+            "kv_transfer_s": self.transfer_s.to_dict(),
+            "kv_transfer_bytes_per_gpu": max(self.link.bytes.values()),
+            "kv_transfer_over": self.link.kind,
+            **{f"{name}_percentiles": percentiles(values[MEDIAN]) for name, values in seen.items()},
+            **{f"{kind}_workers": self._told(kind, workers) for kind, workers in kinds.items()},
+        }
+
+    def _told(self, kind: str, workers: Workers) -> dict[str, Any]:
+        shard = workers.found.shard
+        return {
+            "workers": workers.number, "tp": shard.tp, "pp": shard.pp, "ep": shard.ep, "dp_attention": shard.dp,
+            "num_gpus": workers.num_gpus, "busy_fraction": self.busy_fraction(kind), "memory": self.memories[kind].to_dict(),
+            "token_budget": workers.policy.token_budget, "most_running_requests": workers.policy.most_running * workers.pool.lanes,
+            "kv_cache_tokens": workers.policy.cache_tokens * workers.pool.lanes,
+        }  # fmt: skip
+
+    def _mean_tokens(self, name: str) -> float:
+        return float(np.mean(getattr(self.handover.median, name)[self.handover.counted]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's record (tilecast.predict/1) with what a load adds under `serving`, but for the versions."""
+        timed = ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s")
+        return {
+            "schema": "tilecast.predict/1",
+            **{name: getattr(self, name).to_dict() for name in timed},
+            "decode_steps": self.decode_steps,
+            "memory": self.memory.to_dict(),
+            "fits": self.fits,
+            "basis": self.basis,
+            "basis_shares": self.basis_shares,
+            "serving": self.serving(),
+            "breakdown": [part.to_dict() for part in self.breakdown],
+            "inputs": dict(self.inputs),
+        }
+
+
+def layouts_of(tp: int, prefill_tp: int | None = None, decode_tp: int | None = None) -> list[str]:
+    """Every number of workers that a box of 8 has room for; of larger workers one of each."""
+    prefill, decode = prefill_tp or tp, decode_tp or tp
+    most = max(SMALL_BOX, prefill + decode)
+    return [f"{x}P{y}D" for x in range(1, most) for y in range(1, most) if x * prefill + y * decode <= most]
+
+
+def workers_in(layout: str) -> tuple[int, int]:
+    """(2, 1) from "2P1D"."""
+    found = re.fullmatch(r"(\d+)P(\d+)D", layout.strip(), flags=re.IGNORECASE)
+    numbers = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not all(1 <= number <= MOST_WORKERS for number in numbers):
+        raise InvalidInput(
+            f"disaggregated = {layout!r} must name prefill and decode workers such as 2P1D, from 1 to {MOST_WORKERS} of each, or auto alone"
+        )
+    return numbers
+
+
+def predict_disaggregated(
+    model: str | Path | Mapping[str, Any] | ModelConfig,
+    gpu: str | GpuSpec,
+    *,
+    disaggregated: str,
+    concurrency: int,
+    isl: int | None = None,
+    osl: int | None = None,
+    requests: Sequence[Lengths] | None = None,
+    tp: int = 1,
+    ep: int = 1,
+    dp_attention: int = 1,
+    prefill_tp: int | None = None,
+    prefill_ep: int | None = None,
+    prefill_dp_attention: int | None = None,
+    decode_tp: int | None = None,
+    decode_ep: int | None = None,
+    decode_dp_attention: int | None = None,
+    engine: str = "sglang",
+    engine_settings: Mapping[str, object] | None = None,
+    node: str | None = None,
+    quant: str | None = None,
+    kv_dtype: str | None = None,
+    allow_longer_context: bool = False,
+    overrides: Mapping[str, object] | None = None,
+    profile: Profile | str | Path | None = None,
+    price: Price = predict_kernel,
+) -> DisaggregatedPrediction:
+    """`concurrency` users of the workers that `disaggregated` names; `tp` is of both kinds unless `prefill_tp` or `decode_tp` says more.
+
+    >>> found = predict_disaggregated("Qwen/Qwen3-8B", "h100-sxm", disaggregated="2P1D", concurrency=32, isl=1024, osl=256, decode_tp=2)
+    >>> found.num_gpus, found.transfer_s.median < found.ttft_s.median
+    (4, True)
+    """
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MOST_USERS:
+        raise InvalidInput(f"concurrency = {concurrency!r} must be a whole number from 1 to {MOST_USERS:,}")
+    numbers = workers_in(disaggregated)
+    asked = lengths_of(isl, osl, requests)
+    common: dict[str, Any] = {
+        "engine": engine, "engine_settings": engine_settings, "node": node, "quant": quant, "kv_dtype": kv_dtype, "overrides": overrides,
+    }  # fmt: skip
+    shapes: dict[str, dict[str, Any]] = {
+        "prefill": {"tp": prefill_tp or tp, "ep": prefill_ep or ep, "dp_attention": prefill_dp_attention or dp_attention},
+        "decode": {"tp": decode_tp or tp, "ep": decode_ep or ep, "dp_attention": decode_dp_attention or dp_attention},
+    }
+    setups = {kind: set_up(model, gpu, **shape, **common) for kind, shape in shapes.items()}
+    found = setups["prefill"]
+    if found.config.is_encoder:
+        raise InvalidInput(f"{found.config.name} has no decode to put on workers of its own")
+    lengths = Batch(tuple(pair[0] for pair in asked), tuple(pair[1] for pair in asked))
+    check_context(found.config, lengths, allow_longer_context)
+    measured = opened(profile, found.gpu)
+    if measured is not None:
+        price = partial(price, profile=measured)
+    longest = max(asked, key=sum)
+    workers = {}
+    for (kind, each), number in zip(setups.items(), numbers, strict=True):
+        policy = policy_of(each)
+        needs = sum(longest) if kind == "decode" else max(pair[0] for pair in asked)
+        if policy.cache_tokens < needs:
+            policy = with_room(policy, needs)  # it does not fit, which the memory says; times are given all the same
+        workers[kind] = Workers(number=number, found=each, policy=policy)
+    prefill, decode = workers["prefill"], workers["decode"]
+    box = found.node or decode.found.node or node_of(found.gpu, node)
+    link = link_between(prefill, decode, asked, box, price)
+    handover = run_disaggregated(
+        prefill, decode, concurrency, asked, {side: link.of(side) for side in SIDES}, price=price
+    )  # fmt: skip
+    prompts = [(pair[0], 1) for pair in asked]
+    together = max(1, min(concurrency, prefill.policy.token_budget // max(1, round(float(np.mean([pair[0] for pair in asked]))))))
+    memories = {
+        "prefill": memory_under_load(prefill.found, prefill.policy, prompts, together),
+        "decode": memory_under_load(
+            decode.found, decode.policy, asked, most_at_once(decode.policy, asked, -(-concurrency // decode.number), decode.found.shard.dp)
+        ),
+    }
+    said = {"isl": isl, "osl": osl} if requests is None else {"requests": [list(pair) for pair in asked]}
+    total = len(handover.median.arrival_s)
+    return DisaggregatedPrediction(
+        model=found.config, gpu=found.gpu, engine=found.engine.name, node=box.id, concurrency=concurrency, prefill=prefill, decode=decode,
+        handover=handover, link=link, memories=memories, breakdown=tuple(_parts(handover, total)),
+        inputs={
+            "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.name, "disaggregated": f"{numbers[0]}P{numbers[1]}D",
+            "tp": decode.found.shard.tp,
+            **{f"{kind}_{name}": value for kind, shape in shapes.items() for name, value in shape.items()},
+            "node": box.id, "quant": quant, "kv_dtype": found.kv_dtype, "concurrency": concurrency, **said,
+            "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
+            **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
+            **({"profile": measured.told()} if measured else {}),
+        },
+        warnings=(*_warnings(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name)), profile=measured,
+    )  # fmt: skip
+
+
+def _parts(handover: Handover, num_requests: int) -> list[Part]:
+    """Of prefill and decode workers; shares are of the busy time of both together."""
+    kinds = {"prefill": handover.prefill, "decode": handover.decode}
+    busy = {kind: float((cost.step_s("median_s") * plan.steps).sum()) for kind, (plan, cost) in kinds.items()}
+    whole = sum(busy.values())
+    return [
+        replace(part, phase=kind, share_fraction=part.share_fraction * busy[kind] / whole)
+        for kind, (plan, cost) in kinds.items()
+        if busy[kind]
+        for part in parts_of(plan, cost, num_requests)
+    ]
