@@ -40,6 +40,7 @@ from tilecast.serving.load import (
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.pools import DecodeTimes, Passage, Pool, PrefillStep, run_pools
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule, steps_alone
+from tilecast.serving.served import Served
 from tilecast.workloads.aggregate import BASES, Price
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import Memory
@@ -254,7 +255,7 @@ def link_between(prefill: Workers, decode: Workers, requests: Sequence[Lengths],
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DisaggregatedPrediction:
+class DisaggregatedPrediction(Served):
     """The steady state of `concurrency` users. Times are means over requests."""
 
     model: ModelConfig
@@ -309,12 +310,6 @@ class DisaggregatedPrediction:
         return float(np.mean(self.handover.room_s))
 
     @property
-    def prefill_s(self) -> Interval:
-        """From the step that takes a request in to its first token."""
-        ttft, share = self.ttft_s, 1.0 - self.queue_s / max(self.ttft_s.median, 1e-12)
-        return Interval(ttft.median * share, ttft.low * share, ttft.high * share)
-
-    @property
     def decode_step_s(self) -> Interval:
         """The median step of the decode workers."""
         plan, cost = self.handover.decode
@@ -324,38 +319,17 @@ class DisaggregatedPrediction:
         return Interval(*(weighted_median(cost.step_s(side)[mine], plan.steps[mine]) for side in SIDES))
 
     @property
-    def output_tokens_per_s(self) -> Interval:
-        tokens = self.concurrency * self._mean_tokens("output_tokens")
-        total = self.total_s
-        return Interval(tokens / total.median, tokens / total.high, tokens / total.low)
-
-    @property
-    def output_tokens_per_s_per_gpu(self) -> Interval:
-        return self.output_tokens_per_s.per(self.num_gpus)
-
-    @property
-    def output_tokens_per_s_per_user(self) -> Interval:
-        tpot = self.tpot_s
-        return Interval(1.0 / tpot.median, 1.0 / tpot.high, 1.0 / tpot.low) if tpot.median else Interval(0.0, 0.0, 0.0)
-
-    @property
     def memory(self) -> Memory:
         """Of the kind of worker with less room to spare."""
         return min(self.memories.values(), key=lambda memory: memory.capacity_bytes - memory.total_bytes)
-
-    @property
-    def fits(self) -> bool:
-        return self.memory.fits
 
     @property
     def basis(self) -> str:
         return max((self.handover.prefill[1].basis, self.handover.decode[1].basis, self.link.basis), key=BASES.index)
 
     @property
-    def basis_shares(self) -> dict[str, float]:
-        """The share of the busy time of all workers that rests on each basis, strongest first."""
-        shares = {basis: sum(part.share_fraction for part in self.breakdown if part.basis == basis) for basis in BASES}
-        return {basis: share for basis, share in shares.items() if share}
+    def mean_output_tokens(self) -> float:
+        return self._mean_tokens("output_tokens")
 
     @property
     def decode_steps(self) -> int:
@@ -374,7 +348,7 @@ class DisaggregatedPrediction:
         yield "decode", *self.handover.decode
 
     def serving(self) -> dict[str, Any]:
-        handover, output = self.handover, self._mean_tokens("output_tokens")
+        handover, output = self.handover, self.mean_output_tokens
         seen = {"ttft_s": handover.ttft_s, "tpot_s": handover.tpot_s, "total_s": handover.latency_s}
         kinds = {"prefill": self.prefill, "decode": self.decode}
         return {
@@ -406,22 +380,6 @@ class DisaggregatedPrediction:
 
     def _mean_tokens(self, name: str) -> float:
         return float(np.mean(getattr(self.handover.median, name)[self.handover.counted]))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The contract's record (tilecast.predict/1) with what a load adds under `serving`, but for the versions."""
-        timed = ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s")
-        return {
-            "schema": "tilecast.predict/1",
-            **{name: getattr(self, name).to_dict() for name in timed},
-            "decode_steps": self.decode_steps,
-            "memory": self.memory.to_dict(),
-            "fits": self.fits,
-            "basis": self.basis,
-            "basis_shares": self.basis_shares,
-            "serving": self.serving(),
-            "breakdown": [part.to_dict() for part in self.breakdown],
-            "inputs": dict(self.inputs),
-        }
 
 
 def layouts_of(tp: int, prefill_tp: int | None = None, decode_tp: int | None = None) -> list[str]:

@@ -18,6 +18,7 @@ from tilecast.predictors import predict_kernel
 from tilecast.serving.costs import SIDES, Costs, costs
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule
+from tilecast.serving.served import Served
 from tilecast.workloads.aggregate import BASES, Price
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import Memory, activations_bytes
@@ -80,7 +81,7 @@ def run_load(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadPrediction:
+class LoadPrediction(Served):
     """The steady state of `concurrency` users. Times are means over requests."""
 
     model: ModelConfig
@@ -120,12 +121,6 @@ class LoadPrediction:
         return float(np.mean(self.load.queue_s))
 
     @property
-    def prefill_s(self) -> Interval:
-        """From the step that takes a request in to its first token."""
-        ttft, share = self.ttft_s, 1.0 - self.queue_s / max(self.ttft_s.median, 1e-12)
-        return Interval(ttft.median * share, ttft.low * share, ttft.high * share)
-
-    @property
     def decode_step_s(self) -> Interval:
         """The median step that decodes."""
         plan, cost = self.load.plan, self.load.cost
@@ -135,34 +130,12 @@ class LoadPrediction:
         return Interval(*(weighted_median(cost.step_s(side)[mine], plan.steps[mine]) for side in SIDES))
 
     @property
-    def output_tokens_per_s(self) -> Interval:
-        tokens = self.concurrency * float(np.mean(self.load.plan.output_tokens[self.load.counted]))
-        total = self.total_s
-        return Interval(tokens / total.median, tokens / total.high, tokens / total.low)
-
-    @property
-    def output_tokens_per_s_per_gpu(self) -> Interval:
-        return self.output_tokens_per_s.per(self.num_gpus)
-
-    @property
-    def output_tokens_per_s_per_user(self) -> Interval:
-        """How fast one request sees its tokens come, once the first is there."""
-        tpot = self.tpot_s
-        return Interval(1.0 / tpot.median, 1.0 / tpot.high, 1.0 / tpot.low) if tpot.median else Interval(0.0, 0.0, 0.0)
-
-    @property
-    def fits(self) -> bool:
-        return self.memory.fits
-
-    @property
     def basis(self) -> str:
         return self.load.cost.basis
 
     @property
-    def basis_shares(self) -> dict[str, float]:
-        """The share of the busy time that rests on each basis, strongest first."""
-        shares = {basis: sum(part.share_fraction for part in self.breakdown if part.basis == basis) for basis in BASES}
-        return {basis: share for basis, share in shares.items() if share}
+    def mean_output_tokens(self) -> float:
+        return float(np.mean(self.load.plan.output_tokens[self.load.counted]))
 
     @property
     def decode_steps(self) -> int:
@@ -178,7 +151,7 @@ class LoadPrediction:
         busy, mixed = float(seconds.sum()), plan.prefill_tokens > 0
         running = float((plan.decodes * seconds).sum() / busy)
         asked = float(np.mean(plan.input_tokens[self.load.counted]))
-        given = float(np.mean(plan.output_tokens[self.load.counted]))
+        given = self.mean_output_tokens
         return {
             "concurrency": self.concurrency,
             "output_tokens_per_s_per_gpu": self.output_tokens_per_s_per_gpu.to_dict(),
@@ -193,22 +166,6 @@ class LoadPrediction:
             "token_budget": self.policy.token_budget,
             "most_running_requests": self.policy.most_running * self.groups,
             "kv_cache_tokens": self.policy.cache_tokens * self.groups,
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """The contract's record (tilecast.predict/1) with what a load adds under `serving`, but for the versions."""
-        timed = ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s")
-        return {
-            "schema": "tilecast.predict/1",
-            **{name: getattr(self, name).to_dict() for name in timed},
-            "decode_steps": self.decode_steps,
-            "memory": self.memory.to_dict(),
-            "fits": self.fits,
-            "basis": self.basis,
-            "basis_shares": self.basis_shares,
-            "serving": self.serving(),
-            "breakdown": [part.to_dict() for part in self.breakdown],
-            "inputs": dict(self.inputs),
         }
 
 

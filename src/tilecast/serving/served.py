@@ -1,0 +1,111 @@
+"""What every served load says alike, however its workers share the work: rates and shares that follow from times, and the record."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from tilecast.engines.predict import Interval, Part
+from tilecast.workloads.aggregate import BASES
+from tilecast.workloads.memory import Memory
+
+
+class Served(ABC):
+    """The steady state of `concurrency` users. Times are means over requests."""
+
+    __slots__ = ()
+    concurrency: int
+    breakdown: tuple[Part, ...]  # seconds of GPU and host time per request
+    inputs: Mapping[str, Any]
+
+    @property
+    @abstractmethod
+    def num_gpus(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def memory(self) -> Memory: ...
+
+    @property
+    @abstractmethod
+    def basis(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def ttft_s(self) -> Interval: ...
+
+    @property
+    @abstractmethod
+    def tpot_s(self) -> Interval: ...
+
+    @property
+    @abstractmethod
+    def total_s(self) -> Interval:
+        """From a request's arrival to its last token."""
+
+    @property
+    @abstractmethod
+    def queue_s(self) -> float: ...
+
+    @property
+    @abstractmethod
+    def decode_step_s(self) -> Interval: ...
+
+    @property
+    @abstractmethod
+    def decode_steps(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def mean_output_tokens(self) -> float:
+        """Of a request."""
+
+    @abstractmethod
+    def serving(self) -> dict[str, Any]:
+        """What a load adds to the record."""
+
+    @property
+    def prefill_s(self) -> Interval:
+        """From the step that takes a request in to its first token."""
+        ttft, share = self.ttft_s, 1.0 - self.queue_s / max(self.ttft_s.median, 1e-12)
+        return Interval(ttft.median * share, ttft.low * share, ttft.high * share)
+
+    @property
+    def output_tokens_per_s(self) -> Interval:
+        tokens, total = self.concurrency * self.mean_output_tokens, self.total_s
+        return Interval(tokens / total.median, tokens / total.high, tokens / total.low)
+
+    @property
+    def output_tokens_per_s_per_gpu(self) -> Interval:
+        return self.output_tokens_per_s.per(self.num_gpus)
+
+    @property
+    def output_tokens_per_s_per_user(self) -> Interval:
+        """How fast one request sees its tokens come, once the first is there."""
+        tpot = self.tpot_s
+        return Interval(1.0 / tpot.median, 1.0 / tpot.high, 1.0 / tpot.low) if tpot.median else Interval(0.0, 0.0, 0.0)
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.fits
+
+    @property
+    def basis_shares(self) -> dict[str, float]:
+        """The share of the busy time that rests on each basis, strongest first."""
+        shares = {basis: sum(part.share_fraction for part in self.breakdown if part.basis == basis) for basis in BASES}
+        return {basis: share for basis, share in shares.items() if share}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The contract's record (tilecast.predict/1) with what a load adds under `serving`, but for the versions."""
+        timed = ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s")
+        return {
+            "schema": "tilecast.predict/1",
+            **{name: getattr(self, name).to_dict() for name in timed},
+            "decode_steps": self.decode_steps,
+            "memory": self.memory.to_dict(),
+            "fits": self.fits,
+            "basis": self.basis,
+            "basis_shares": self.basis_shares,
+            "serving": self.serving(),
+            "breakdown": [part.to_dict() for part in self.breakdown],
+            "inputs": dict(self.inputs),
+        }
