@@ -210,7 +210,7 @@ def _headline(prediction: KernelPrediction) -> Grid:
         ("tasks", units.significant(analysis.placement.num_tasks[0], 6), f"on {prediction.gpu.num_sms} SMs"),
         ("waves", units.significant(analysis.placement.waves[0]), f"{100 * analysis.placement.tail_fraction[0]:.0f} % of SM time is tail"),
         ("occupancy", _occupancy(prediction), "tasks an SM holds at once"),
-        ("tile", str(analysis.variant[0]) or "-", "cheapest of the candidates"),
+        ("tile", str(analysis.variant[0]) or "-", "the kernel's own; of several the cheapest"),
     ]
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
 
