@@ -159,7 +159,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
             ),
             clock_hz=entries(clock_hz),
             launch_s=each(launch_s),
-            variant=_texts(tasks.variants).take(chosen.best),
+            variant=_texts(tasks.variants).take(chosen.best) if tasks.own_variant is None else tasks.own_variant,
             stages_s={
                 "pipelines of the busiest SM together": each(pipelines_s),
                 "starts and end": each(rounds * using.fill_s + using.drain_s),

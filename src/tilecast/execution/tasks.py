@@ -39,6 +39,7 @@ class TaskSet:
     hidden_s: Numbers = 0.0  # of the launch: behind the kernel before it
     fixed_s: Numbers = 0.0  # per launch: further small kernels, reductions
     variants: tuple[str, ...] = ("",)  # what each of the V is called
+    own_variant: NDArray[np.str_] | None = None  # (L,) the same where each launch has one of its own
 
     def alone(self) -> "TaskSet":
         """One launch's tasks with plain numbers in place of arrays of one entry, and rows (V,) of its variants."""
@@ -50,7 +51,7 @@ class TaskSet:
         return replace(self, **plain)
 
 
-NO_ARRAYS = ("matrix_dtype", "dram_fraction", "l2_bytes_per_clock_per_sm", "variants")
+NO_ARRAYS = ("matrix_dtype", "dram_fraction", "l2_bytes_per_clock_per_sm", "variants", "own_variant")
 ARRAYS = tuple(entry.name for entry in fields(TaskSet) if entry.name not in NO_ARRAYS)
 
 

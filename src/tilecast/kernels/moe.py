@@ -230,6 +230,7 @@ class Tile:
     k_step: Floats
     stages: Floats
     names: tuple[str, ...]
+    own_name: NDArray[np.str_] | None = None  # (L,) where every launch has its own
 
 
 def _tiles(asked: Moe, problem: Problem, how: Implementation, gpu: GpuSpec, held: Quantisation) -> Tile:
@@ -268,8 +269,8 @@ def _untuned(engine: str, problem: Problem, gpu: GpuSpec, held: Quantisation) ->
     on_rank = problem.num_experts / problem.ep
     chosen = default_configurations(engine, problem.num_tokens, on_rank, held.name, gpu.shared_bytes_per_block)
     rows, columns, k_step, stages = (chosen[name].astype(np.float64) for name in ("block_m", "block_n", "block_k", "num_stages"))
-    different = {f"{m:.0f}x{n:.0f}" for m, n in zip(rows[:, 0], columns[:, 0], strict=True)}
-    return Tile(rows=rows, columns=columns, k_step=k_step, stages=stages, names=(different.pop() if len(different) == 1 else "default",))
+    own_name = np.array([f"{m:.0f}x{n:.0f}" for m, n in zip(rows[:, 0], columns[:, 0], strict=True)])
+    return Tile(rows=rows, columns=columns, k_step=k_step, stages=stages, names=("default",), own_name=own_name)
 
 
 def _shared_bytes(tile: Tile, held: Quantisation) -> Floats:
@@ -497,6 +498,7 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
         resident=resident,
         fixed_s=_small_kernels_s(problem, moved, kept, how, held, gpu, using, fitted),
         variants=tile.names,
+        own_variant=tile.own_name,
     )
 
 
