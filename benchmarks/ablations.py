@@ -7,7 +7,6 @@ Writes results/ablations.json and ablations.md.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -38,16 +37,16 @@ def _whole(tasks: TaskSet, gpu: GpuSpec) -> TaskSet:
 
 
 def _no_compute(tasks: TaskSet, gpu: GpuSpec) -> TaskSet:
-    return replace(tasks, matrix_flop=0.0, vector_flop=0.0, special_ops=0.0)
+    return tasks._replace(matrix_flop=0.0, vector_flop=0.0, special_ops=0.0)
 
 
 def _no_memory(tasks: TaskSet, gpu: GpuSpec) -> TaskSet:
-    return replace(tasks, l2_bytes=0.0, shared_bytes=0.0, dram_bytes=0.0, operand_bytes=0.0)
+    return tasks._replace(l2_bytes=0.0, shared_bytes=0.0, dram_bytes=0.0, operand_bytes=0.0)
 
 
 def _no_scheduling(tasks: TaskSet, gpu: GpuSpec) -> TaskSet:
     """As if work were a fluid: every SM has the mean, and tasks start once."""
-    return replace(tasks, busiest_tasks=tasks.num_tasks / gpu.num_sms, rounds=1.0)
+    return tasks._replace(busiest_tasks=tasks.num_tasks / gpu.num_sms, rounds=1.0)
 
 
 VARIANTS: dict[str, Change] = {

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,8 +63,7 @@ class Once:
         return self._value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
+class Priced(NamedTuple):
     """The time, and what a correction looks at. Plain numbers for a lone launch, else arrays (L,)."""
 
     bound_s: Numbers
@@ -345,6 +344,9 @@ def smooth_maximum(parts: list[Numbers]) -> Any:
     """
     if len(parts) < 2:
         return parts[0] if parts else 0.0
+    first, second, *others = parts
+    if not others and isinstance(first, np.ndarray) and first.ndim == 1:  # a lone launch: fewer calls on few numbers
+        return np.sqrt(np.hypot(first * first, second * second))
     total: Any = None
     for part in parts:
         square = part * part

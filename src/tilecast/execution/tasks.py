@@ -5,8 +5,7 @@ so one launch and a million cost the same lines; where all launches and variants
 counts padding; `least_*` is what the problem itself needs, the same for all V.
 """
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +16,7 @@ Floats = NDArray[np.float64]
 Numbers = Floats | float  # the same for all launches and variants, or an array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSet:
+class TaskSet(NamedTuple):  # made in a third of a frozen dataclass's time, which one warm call would feel
     matrix_dtype: str  # whose tensor (else vector) rate the matrix work runs at
     num_tasks: Numbers
     least_flop: Numbers  # per launch, no padding: with least_bytes, the bound
@@ -48,11 +46,11 @@ class TaskSet:
         if not arrays:
             return self
         plain: dict[str, Any] = {name: row.item() if len(row) == 1 else row for name, row in arrays.items()}
-        return replace(self, **plain)
+        return self._replace(**plain)
 
 
 NO_ARRAYS = ("matrix_dtype", "dram_fraction", "l2_bytes_per_clock_per_sm", "variants", "own_variant")
-ARRAYS = tuple(entry.name for entry in fields(TaskSet) if entry.name not in NO_ARRAYS)
+ARRAYS = tuple(name for name in TaskSet._fields if name not in NO_ARRAYS)
 
 
 def ceil_div(numerator: Any, denominator: Any) -> Any:

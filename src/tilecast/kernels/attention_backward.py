@@ -1,6 +1,6 @@
 """The backward pass of fused attention: five products where the forward pass has two, over the same tiles."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tilecast.execution import Protocol, TaskSet
@@ -44,7 +44,7 @@ class AttentionBackward:
             for name in ("least_flop", "matrix_flop", "vector_flop", "exposed_clocks", "special_ops")
         }
         wider = {name: TRAFFIC * getattr(forward, name) for name in ("least_bytes", "l2_bytes", "dram_bytes")}
-        return replace(forward, **more, **wider)
+        return forward._replace(**more, **wider)
 
 
 KERNELS = (AttentionBackward,)

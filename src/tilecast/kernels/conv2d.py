@@ -4,7 +4,7 @@ Libraries may do with fewer multiplications (Winograd) or cheaper ones (TF32, un
 bytes only.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,8 +56,7 @@ class Conv2d:
         image = size["batch"] * size["in_channels"] * size["height"] * size["width"] * element
         weights, result = size["out_channels"] * window * element, pixels * size["out_channels"] * element
         total = np.asarray(image + weights + result)
-        return replace(
-            product,
+        return product._replace(
             least_flop=np.zeros_like(total),
             least_bytes=least_from_dram(total, gpu, protocol.cache),
             dram_bytes=from_dram(weights, image + result, gpu, protocol.cache),

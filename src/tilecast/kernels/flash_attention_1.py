@@ -4,7 +4,7 @@ How much more slowly its successor's authors published (FlashAttention-2, sectio
 2 times in the backward pass. Our bare formula for the successor's forward pass is 1.15 times what A100 measures, which is taken off.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tilecast.execution import Protocol, TaskSet
@@ -39,7 +39,7 @@ class FlashAttention1:
         counted = successor(**asked, identity="fa2").tasks(gpu, protocol)
         times = SLOWER_BACKWARD if self.backward else SLOWER_FORWARD
         slower = {name: times * getattr(counted, name) for name in ("matrix_flop", "vector_flop", "exposed_clocks", "special_ops")}
-        return replace(counted, **slower)
+        return counted._replace(**slower)
 
 
 KERNELS = (FlashAttention1,)

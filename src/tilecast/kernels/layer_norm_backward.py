@@ -3,7 +3,7 @@
 The second one is narrow: a block takes 32 columns and walks down all rows, so a hidden size of 1024 keeps 32 blocks busy, on any GPU.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tilecast.execution import Protocol, TaskSet
@@ -55,7 +55,7 @@ class LayerNormBackward:
         busy_sms = minimum(ceil(size["cols"] / COLUMNS), float(gpu.num_sms))
         from_l2_s = traffic / (busy_sms * using.vector_bytes_per_clock_per_sm * gpu.boost_clock_hz)
         from_dram_s = missed / (gpu.dram_data_bytes_per_s * constants().dram_fraction)
-        return replace(first, fixed_s=first.fixed_s + maximum(from_l2_s, from_dram_s))
+        return first._replace(fixed_s=first.fixed_s + maximum(from_l2_s, from_dram_s))
 
 
 KERNELS = (LayerNormBackward,)

@@ -5,6 +5,7 @@ pipeline, waves and tails, how the working set compares with L2, how sizes align
 """
 
 import json
+import math
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -104,8 +105,12 @@ def _described(kernel: Any, gpu: GpuSpec, found: Priced) -> tuple[Matrix, NDArra
     rows = [*logs[:9], found.tail_fraction, found.clock_hz / gpu.boost_clock_hz, *logs[9:]]
     if kernel.family in SIZES:
         sizes = _sizes(kernel, is_lone)
-        counts = [maximum(size, 1.0) for size in sizes]
-        logs = [log2(count) for count in counts]
+        if is_lone:
+            counts = [size if size >= 1.0 else 1.0 for size in sizes]
+            logs = list(map(math.log2, counts))
+        else:
+            counts = [maximum(size, 1.0) for size in sizes]
+            logs = [log2(count) for count in counts]
         rows += [*logs, *[size % step == 0 for size in sizes[:3] for step in ALIGNMENTS]]
         rows += relations(kernel.family, SIZES[kernel.family], counts, logs, gpu)
     if is_lone:
