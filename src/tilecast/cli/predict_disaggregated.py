@@ -7,9 +7,8 @@ from tilecast import hardware, units
 from tilecast.cli.files import write_whole
 from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.output import say
-from tilecast.cli.predict_load import where
+from tilecast.cli.predict_load import seen_by_users, where
 from tilecast.cli.ranges import numbers
-from tilecast.engines.predict import Interval
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
 from tilecast.serving.disaggregated import DisaggregatedPrediction, Workers, predict_disaggregated
@@ -97,23 +96,13 @@ def _balance(found: DisaggregatedPrediction) -> str:
 
 
 def _headline(found: DisaggregatedPrediction) -> Grid:
-    more = found.serving()
-
-    def rate(value: Interval) -> str:
-        return f"{units.significant(value.median)} ({units.significant(value.low)}-{units.significant(value.high)})"
-
-    def told(name: str) -> str:
-        return ", ".join(f"{each} {units.human('_s', value)}" for each, value in more[f"{name}_percentiles"].items())
-
-    decodes = found.decode_steps > 0
+    more, decodes = found.serving(), found.decode_steps > 0
+    first_token, *others = seen_by_users(found)
     sent = f"mean; {units.human('_bytes', more['kv_transfer_bytes_per_gpu'])} a GPU and prompt at most, over {found.link.kind}"
     rows = [
-        ("time to first token", str(found.ttft_s), f"mean; {told('ttft_s')}; {units.human('_s', found.queue_s)} of it waiting to start"),
+        first_token,
         ("KV transfer", str(found.transfer_s) if decodes else "-", sent if decodes else "requests have one token each"),
-        ("time per token", str(found.tpot_s) if decodes else "-", f"mean; {told('tpot_s')}" if decodes else "requests have one token each"),
-        ("latency", str(found.total_s), "mean, from a request to its last token; in brackets 80 % intervals"),
-        ("throughput", f"{rate(found.output_tokens_per_s)} tokens/s", f"output tokens; {rate(found.output_tokens_per_s_per_gpu)} a GPU"),
-        ("per user", f"{rate(found.output_tokens_per_s_per_user)} tokens/s" if decodes else "-", "once the first token is there"),
+        *others,
         ("prefill workers", *_workers(found, "prefill", found.prefill)),
         ("decode workers", *_workers(found, "decode", found.decode)),
         ("fits", "yes" if found.fits else "no", f"{found.node}, {found.engine}{other_choices(found.memory)}"),

@@ -13,6 +13,7 @@ from tilecast.engines.predict import Interval, Part
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
 from tilecast.serving.load import LoadPrediction, predict_load
+from tilecast.serving.served import Served
 from tilecast.workloads.aggregate import basis_words
 
 MOST_SHOWN = 12
@@ -99,8 +100,9 @@ def _answer(found: LoadPrediction) -> str:
     )
 
 
-def _headline(found: LoadPrediction) -> Grid:
-    more = found.serving()
+def seen_by_users(found: Served) -> list[tuple[str, str, str]]:
+    """First token, token, latency, and what comes of them in a second: what, value and meaning."""
+    more, decodes = found.serving(), found.decode_steps > 0
 
     def rate(value: Interval) -> str:
         return f"{units.significant(value.median)} ({units.significant(value.low)}-{units.significant(value.high)})"
@@ -108,15 +110,21 @@ def _headline(found: LoadPrediction) -> Grid:
     def told(name: str) -> str:
         return ", ".join(f"{each} {units.human('_s', value)}" for each, value in more[f"{name}_percentiles"].items())
 
-    decodes = found.decode_steps > 0
-    share = f"{100 * more['prefill_time_fraction']:.0f} %"
-    used = f"{_bytes(found.memory.total_bytes)} of {_bytes(found.memory.capacity_bytes)}"
-    rows = [
+    return [
         ("time to first token", str(found.ttft_s), f"mean; {told('ttft_s')}; {units.human('_s', found.queue_s)} of it waiting to start"),
         ("time per token", str(found.tpot_s) if decodes else "-", f"mean; {told('tpot_s')}" if decodes else "requests have one token each"),
         ("latency", str(found.total_s), "mean, from a request to its last token; in brackets 80 % intervals"),
         ("throughput", f"{rate(found.output_tokens_per_s)} tokens/s", f"output tokens; {rate(found.output_tokens_per_s_per_gpu)} a GPU"),
         ("per user", f"{rate(found.output_tokens_per_s_per_user)} tokens/s" if decodes else "-", "once the first token is there"),
+    ]  # fmt: skip
+
+
+def _headline(found: LoadPrediction) -> Grid:
+    more = found.serving()
+    share = f"{100 * more['prefill_time_fraction']:.0f} %"
+    used = f"{_bytes(found.memory.total_bytes)} of {_bytes(found.memory.capacity_bytes)}"
+    rows = [
+        *seen_by_users(found),
         ("running", f"{more['mean_running_requests']:.1f} of {found.concurrency:,}", "requests that decode, on average over time"),
         ("prompts", share, f"of the time in steps with prompts; {more['token_budget']:,} tokens each"),
         ("memory", used, "a GPU" if found.model.is_encoder else f"a GPU; cache for {more['kv_cache_tokens']:,} tokens"),
