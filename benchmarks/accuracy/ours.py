@@ -53,9 +53,9 @@ class Learned:
     kind = "ours"
 
     def __init__(
-        self, bases: Collection[str] = ("interpolated",), own: Collection[str] | None = None, shared_rows: int | None = None
+        self, errors: Collection[str] = ("interpolated",), own: Collection[str] | None = None, shared_rows: int | None = None
     ) -> None:
-        self.bases = bases  # whose intervals are asked for
+        self.errors = errors  # whose intervals are asked for
         self.own = own  # GPUs that get trees of their own; none of the others is asked for
         self.shared_rows = shared_rows
         self.correction: Any = None
@@ -68,7 +68,7 @@ class Learned:
         settings = replace(settings, shared_rows=self.shared_rows or settings.shared_rows)
         if family in SIZES and train.height:
             with suppress(MissingData):  # too few rows: physics alone
-                self.correction = training.fit(train, family, settings=settings, bases=self.bases, own=self.own, say=_quiet)
+                self.correction = training.fit(train, family, settings=settings, errors=self.errors, own=self.own, say=_quiet)
         return self
 
     def predict(self, rows: pl.DataFrame, family: str) -> Seconds:

@@ -25,6 +25,7 @@ SCORES = {
     "interpolated": {"a100-sxm-80gb": 3.21, "l40s": 5.0},
     "unseen-gpu": {"a100-sxm-80gb": 12.0, "l40s": 20.0},
     "unseen-generation": {"a100-sxm-80gb": 14.0, "l40s": 25.0},
+    "same-die": {"h100-sxm": 7.0, "h200-sxm": 9.0},
 }
 
 
@@ -48,7 +49,7 @@ def artifact(folder: Path, scores: dict[str, dict[str, float]]) -> None:
             measured={"a100-sxm-80gb": {"16-bit None": []}, "l40s": {"16-bit None": []}},
             level=np.zeros((2, 3), np.float32), low=np.full(num_numbers, -99, np.float32), high=np.full(num_numbers, 99, np.float32),
             shared=empty(), local=grove({}), carry=1.0,
-            as_timed=False, spread=grove({}), quantile=np.full(4, 0.1),
+            as_timed=False, spread=grove({}), quantile=np.full(5, 0.1),
             manifest=manifest,
             digest="",
         ),
@@ -111,6 +112,7 @@ def test_trust_of_a_measured_gpu_gives_its_error_on_held_out_shapes(tilecast: Ti
     [
         ("a40", "a40 has no gemm rows (unseen-gpu): GPUs held out like it were off by 16.0 % on average (12 to 20 %)."),
         ("h20", "h20 has no gemm rows (unseen-generation): GPUs held out like it were off by 19.5 % on average (14 to 25 %)."),
+        ("l40", "l40 has no gemm rows (unseen-gpu, l40s stands in): GPUs held out like it were off by 8.0 % on average (7 to 9 %)."),
     ],
 )
 def test_trust_of_an_unseen_gpu_tells_of_those_held_out_like_it(tilecast: Tilecast, shipped: Path, gpu: str, sentence: str) -> None:
@@ -121,7 +123,7 @@ def test_trust_of_an_unseen_gpu_tells_of_those_held_out_like_it(tilecast: Tileca
 
 
 def test_trust_of_what_nothing_was_held_out_for_says_that_it_is_not_known(tilecast: Tilecast, shipped: Path) -> None:
-    artifact(shipped, {"interpolated": {"l40s": 5.0}, "unseen-gpu": {}, "unseen-generation": {}})
+    artifact(shipped, {"interpolated": {"l40s": 5.0}, "unseen-gpu": {}, "unseen-generation": {}, "same-die": {}})
     for gpu in ("a40", "h20", "a100-sxm-80gb"):
         result = tilecast("trust", "gemm", "--gpu", gpu)
         assert result.code == 0

@@ -27,9 +27,10 @@ LOG2_M = NUMBERS.index("log2 m")
 LOG_TIME = NUMBERS.index("log time in launches")
 REACH = np.array([40.0 if name in relation_names("gemm") else 20.0 for name in NUMBERS], np.float32)  # of each number in training
 VOCABULARY = {"cache": ["cold"], "dtype": ["bf16", "fp16"]}
-QUANTILE = np.array([0.1, 0.15, 0.4, 0.5])  # of each basis
+QUANTILE = np.array([0.1, 0.15, 0.4, 0.5, 0.2])  # of each basis, and where a GPU of the same die stands in
 EXPECTED = np.array([1.0, 2.0, 3.0])  # error to the first edge of log time, between both, beyond
 WIDTH = np.outer(QUANTILE, EXPECTED)
+SAME_DIE = corrections.ERRORS.index("same-die")
 BYTE = {"rel": 0.01}  # leaves of the interval's trees are bytes
 
 
@@ -58,7 +59,7 @@ def by_hand(**changed: Any) -> Correction:
         local=grove({"a100-sxm-80gb sglang 16-bit": one_leaf(0.05), "l40s sglang 16-bit": one_leaf(-0.05)}),
         carry=1.0,
         as_timed=False,
-        spread=grove({"seen": spread(1.0, 2.0), "unseen": spread(1.0, 2.0)}),
+        spread=grove({kind: spread(1.0, 2.0) for kind in ("seen", "same-die", "unseen")}),
         quantile=QUANTILE,
         manifest={"scores": {}},
         digest="",
@@ -146,7 +147,7 @@ def test_an_unseen_gpu_borrows_from_a_measured_one_with_its_die_and_says_unseen(
     found = by_hand().correct(launches(SMALL), hardware.gpu(gpu))
     assert found.log_ratio == pytest.approx(0.1 - 0.05 - 0.2, abs=1e-6)
     assert found.basis.tolist() == ["unseen-gpu"]
-    assert found.width == pytest.approx(WIDTH[2, 0], **BYTE)
+    assert found.width == pytest.approx(WIDTH[SAME_DIE, 0], **BYTE)
 
 
 def test_of_several_siblings_the_nearest_in_rates_lends() -> None:

@@ -18,7 +18,7 @@ from tilecast.kernels.base import priced
 from tilecast.kernels.gemm import Gemm
 from tilecast.learning import training
 from tilecast.learning.boosting import boost
-from tilecast.learning.correction import Correction, read, write
+from tilecast.learning.correction import BASES, Correction, read, write
 from tilecast.learning.examples import Examples, examples
 from tilecast.learning.features import GROUPS, launches, number_names
 from tilecast.learning.recipes import training_rows, user_rows
@@ -132,10 +132,31 @@ def test_intervals_widen_from_known_shapes_to_unseen_gpus() -> None:
     assert fitted().quantile[2] <= fitted().quantile[3]  # on the same launch
 
 
+def test_a_gpu_whose_sibling_was_measured_is_surer_than_one_without() -> None:
+    factor = {"h100-sxm": 1.2, "h200-sxm": 1.1, "a100-sxm-80gb": 0.7, "l40s": 1.6}
+    one = training.fit(synthetic(factor=factor), "gemm", settings=TINY, say=quiet)
+    kernel, found = Gemm(m=512, n=4096, k=2048), {}
+    for gpu in ("h800-sxm", "a40"):
+        spec = hardware.gpu(gpu)
+        found[gpu] = one.correct(launches(kernel, spec, priced(kernel, spec, COLD), COLD, "sglang"), spec)
+    assert found["h800-sxm"].basis.tolist() == found["a40"].basis.tolist() == ["unseen-gpu"]
+    assert found["h800-sxm"].width < 0.5 * found["a40"].width
+    scores = one.manifest["scores"]["same-die"]
+    assert set(scores) == {"h100-sxm", "h200-sxm"}
+    assert scores["h100-sxm"] == pytest.approx(100 * (1 - 1.1 / 1.2), abs=3)
+    assert scores["h200-sxm"] == pytest.approx(100 * (1.2 / 1.1 - 1), abs=3)
+
+
+def test_without_two_gpus_of_one_die_a_sibling_counts_as_unseen() -> None:
+    alone = training.fit(synthetic(200, factor={"h100-sxm": 1.2, "l40s": 1.4, "a100-sxm-80gb": 0.9}), "gemm", settings=TINY, say=quiet)
+    assert alone.manifest["scores"]["same-die"] == {}
+    assert alone.quantile[-1] == alone.quantile[BASES.index("unseen-gpu")]
+
+
 def test_scores_are_per_basis_and_gpu_and_small_only_where_the_gpu_is_known() -> None:
     scores = fitted().manifest["scores"]
-    assert set(scores) == {"interpolated", "unseen-gpu", "unseen-generation"}
-    assert all(set(table) == set(FACTOR) for table in scores.values())
+    assert set(scores) == {"interpolated", "unseen-gpu", "unseen-generation", "same-die"}
+    assert all(set(table) == set(FACTOR) for kind, table in scores.items() if kind != "same-die")
     assert all(score < 100 * 2 * NOISE for score in scores["interpolated"].values())
     assert scores["unseen-generation"]["l40s"] > 10  # 1.4 times what the others told
 

@@ -16,6 +16,7 @@ from tilecast.datasets import splits, store
 from tilecast.datasets.sources.neusight import GPUS
 from tilecast.engines.step import predict_step
 from tilecast.errors import UnknownName
+from tilecast.learning.correction import ERRORS
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import Price
 from tilecast.workloads.step_models import resolved
@@ -75,7 +76,7 @@ def peers_price(quick: bool) -> Price:
     train = train.filter(~pl.col("gpu").cast(pl.String).is_in(left_out))
     say(f"  matrix products: {train.height:,} training rows; left out: {', '.join(left_out) or 'none'}")
     own = tuple(gpu for gpu in fp32_kernels.TRAINED_ON if gpu not in left_out)
-    fitted = Learned(bases=("interpolated", "unseen-gpu", "unseen-generation"), own=own)
+    fitted = Learned(errors=ERRORS, own=own)
     fitted.fit(train, "gemm")
     return partial(predict_kernel, corrections={"gemm": fitted.correction} if fitted.correction is not None else {})
 

@@ -9,7 +9,7 @@ from benchmarks.accuracy.result import Result, Suite
 from benchmarks.accuracy.scoring import SEED, answered, capped, cases, contenders, scored
 from tilecast.datasets import store
 from tilecast.datasets.splits import Split
-from tilecast.learning.correction import BASES
+from tilecast.learning.correction import ERRORS
 
 SLICES = ("gpu", "op", "held_out")
 FAMILIES = {"bmm": "gemm", "linear": "gemm", "elementwise": "elementwise", "softmax": "softmax", "layernorm": "layer_norm"}
@@ -34,7 +34,7 @@ def run(quick: bool) -> Result:
     for op, family in FAMILIES.items():
         train, test = sides(op, quick)
         say(f"  {op}: {train.height:,} training and {test.height:,} test rows")
-        frames = [scored(contenders(Learned(BASES)), train, test, family, SLICES), *_peers(op, family, test)]
+        frames = [scored(contenders(Learned(ERRORS)), train, test, family, SLICES), *_peers(op, family, test)]
         predictions.append(pl.concat(frames).with_columns(pl.lit(op).alias("op")))
         split = Split("the source's own", f"{op} test rows", 0, train.height, test.height)
         made.append({"family": family, **split.to_dict()})

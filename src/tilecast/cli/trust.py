@@ -6,11 +6,12 @@ from tilecast import hardware
 from tilecast.cli.output import command_line, emit, output_options, say
 from tilecast.errors import UnknownName
 from tilecast.kernels.registry import kernels
-from tilecast.learning.correction import load
+from tilecast.learning.correction import SAME_DIE, Correction, load
 from tilecast.report import Grid, Report, versions
 
 MEANING = {
     "interpolated": "shapes held out, this GPU's other shapes known",
+    "same-die": "this GPU held out, another of its die known",
     "unseen-gpu": "this GPU and its same-die siblings held out",
     "unseen-generation": "every GPU of this architecture held out",
 }
@@ -41,7 +42,8 @@ def report(family: str, gpu: hardware.GpuSpec) -> Report:
     num_rows = correction.manifest["rows_per_gpu"].get(gpu.id, 0)
     seen = gpu.id in correction.gpus
     basis = "interpolated" if seen else "unseen-gpu" if gpu.arch in correction.archs else "unseen-generation"
-    others = correction.manifest["scores"][basis]
+    relatives = _relatives(correction, gpu)
+    others = correction.manifest["scores"][SAME_DIE if relatives else basis]
     if seen and "interpolated" in scores:
         error = f"{scores['interpolated']:.1f} %"
         answer = f"On held-out shapes, {family} on {gpu.id} is off by {error} on average ({num_rows:,} measured rows)."
@@ -52,8 +54,9 @@ def report(family: str, gpu: hardware.GpuSpec) -> Report:
     else:
         mean = sum(others.values()) / len(others)
         span = f"{min(others.values()):.0f} to {max(others.values()):.0f} %"
-        answer = f"{gpu.id} has no {family} rows ({basis}): GPUs held out like it were off by {mean:.1f} % on average ({span})."
-    rows = [(basis, f"{score:.1f} %", MEANING[basis]) for basis, score in scores.items()]
+        like_it = f"{gpu.id} has no {family} rows ({basis}{f', {relatives[0]} stands in' if relatives else ''})"
+        answer = f"{like_it}: GPUs held out like it were off by {mean:.1f} % on average ({span})."
+    rows = [(kind, f"{score:.1f} %", MEANING[kind]) for kind, score in scores.items()]
     payload = {
         "family": family,
         "gpu": gpu.id,
@@ -73,3 +76,10 @@ def report(family: str, gpu: hardware.GpuSpec) -> Report:
         python=python,
         command=line,
     )
+
+
+def _relatives(correction: Correction, gpu: hardware.GpuSpec) -> list[str]:
+    """The measured GPUs of the same die that speak for this one, the one that does for most kernels first; none where it was measured."""
+    kernels_measured = {key for measured in correction.measured.values() for key in measured}
+    found = [name for key in kernels_measured if (name := correction.stand_in(gpu, key)) is not None]
+    return sorted(set(found) - {gpu.id}, key=lambda name: (-found.count(name), name)) if gpu.id not in correction.gpus else []

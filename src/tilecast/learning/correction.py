@@ -29,9 +29,11 @@ from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.manifests import FOLDER
 from tilecast.learning.trees import Forest, Grove, Trees, forest, together
 
-SCHEMA = "tilecast.correction/3"
+SCHEMA = "tilecast.correction/4"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
 BASIS_NAMES = np.asarray(BASES)
+SAME_DIE = "same-die"  # a new GPU that a measured one of its die stands in for: surer than other new ones, of the same basis
+ERRORS = (*BASES, SAME_DIE)  # what errors are held out, and intervals made, for
 RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as inside
 FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the correction is left
 LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
@@ -61,8 +63,8 @@ class Correction:
     local: Grove  # by `forest_key`: what is special to a GPU, engine and number format
     as_timed: bool  # whether the shared trees see launches in the state they are timed in
     carry: float  # how much of the shared trees holds on GPUs nobody measured, by leaving architectures out
-    spread: Grove  # log of the error to expect: "seen" on GPUs with data, "unseen" on others
-    quantile: NDArray[np.float64]  # (bases,): in units of that error, half the 80 % interval of log(measured / median)
+    spread: Grove  # log of the error to expect: "seen" on GPUs with data, "same-die" where one stands in, "unseen" on others
+    quantile: NDArray[np.float64]  # by ERRORS: in units of that error, half the 80 % interval of log(measured / median)
     manifest: Mapping[str, Any]
     digest: str
 
@@ -81,8 +83,9 @@ class Correction:
         trees, log_error = speaker.says(numbers, timed)
         log_ratio = fade * (speaker.carry * trees) + entry(speaker.level if level is None else level, group)
         log_ratio = clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
-        basis = where(beyond > RANGE_SLACK, 1, 0) if speaker.basis == 0 else speaker.basis
-        expected = entry(self.quantile, basis) * exp(log_error)
+        outside = where(beyond > RANGE_SLACK, 1, 0)
+        basis = outside if speaker.basis == 0 else speaker.basis
+        expected = entry(speaker.quantile, outside) * exp(log_error)
         width = clip(expected, NARROWEST, WIDEST) * (1.0 + minimum(beyond, 2.0))
         return Corrected(log_ratio, width, BASIS_NAMES[basis : basis + 1] if is_lone else np.broadcast_to(BASIS_NAMES[basis], len(numbers)))
 
@@ -161,6 +164,7 @@ class Speaker:
     carry: float  # how much of the trees holds here
     level: NDArray[np.float64]
     basis: int  # of launches inside the training range: index into BASES
+    quantile: NDArray[np.float64]  # of launches inside and outside that range
 
     def says(self, numbers: NDArray[np.float32], timed: NDArray[np.float32] | None) -> tuple[Any, Any]:
         """What trees add, and the log of the error to expect. `timed` is what shared trees see, where that is not `numbers`."""
@@ -177,11 +181,13 @@ def _speaker(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str],
     seen = gpu.id in correction.gpus and not gpu.overrides  # a what-if part was never measured
     basis = 0 if seen and known == gpu.id else 2 if gpu.arch in correction.archs else 3
     names = _in_its_engine(correction, names, known)
-    forests = _forests(correction, names, known, _spread(correction, names, gpu.id if basis == 0 else None))
+    kind = "unseen" if known is None else SAME_DIE if basis else "seen"
+    forests = _forests(correction, names, known, _spread(correction, names, kind, gpu.id))
+    quantile = correction.quantile[[0, 1] if kind == "seen" else [basis if known is None else ERRORS.index(SAME_DIE)] * 2]
     if known is None:
-        return Speaker(*forests, _range(correction), correction.carry, np.zeros(len(GROUPS)), basis)
+        return Speaker(*forests, _range(correction), correction.carry, np.zeros(len(GROUPS)), basis, quantile)
     level = correction.level[correction.gpus.index(known)].astype(np.float64)
-    return Speaker(*forests, _range(correction), 1.0, level, basis)
+    return Speaker(*forests, _range(correction), 1.0, level, basis, quantile)
 
 
 def _in_its_engine(correction: Correction, names: dict[str, str], known: str | None) -> dict[str, str]:
@@ -202,10 +208,9 @@ def _forests(correction: Correction, names: Mapping[str, str], known: str | None
     return here, here.moved(num_open, len(shared.feature)) if correction.as_timed else here
 
 
-def _spread(correction: Correction, names: Mapping[str, str], gpu: str | None) -> Forest:
-    """How large an error to expect under these names, on a GPU that was measured or (None) on another."""
-    here = np.array([name == gpu for name in correction.gpus], np.float32)
-    kind = "unseen" if gpu is None else "seen"
+def _spread(correction: Correction, names: Mapping[str, str], kind: str, gpu: str) -> Forest:
+    """How large an error to expect under these names; a GPU's own name counts where it was measured."""
+    here = np.array([kind == "seen" and name == gpu for name in correction.gpus], np.float32)
     parts = [correction.spread.trees(kind)] if kind in correction.spread else []
     return forest(parts, len(correction.low), np.concatenate([correction.flags(names), here]))
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.learning.boosting import boost
-from tilecast.learning.correction import BASES, Correction
+from tilecast.learning.correction import ERRORS, SAME_DIE, Correction
 from tilecast.learning.examples import Examples, flags
 from tilecast.learning.trees import Trees, empty, grove
 
@@ -19,6 +19,7 @@ TRUST = (0.25, 0.5, 0.75, 1.0)  # in what the trees say of an error's size; neve
 SMALLEST_ERROR = 0.003  # log: below it an error's size is chance
 EXTRAPOLATED = 1.5  # times the interval of a shape inside the range
 NUM_TREES, DEPTH, RATE, BINS = 60, 5, 0.1, 64
+KINDS = {"seen": ["interpolated"], SAME_DIE: [SAME_DIE], "unseen": ["unseen-generation", "unseen-gpu"]}  # trees -> whose errors teach them
 ROWS_PER_TREE = 50  # few held-out rows tell little but one width for all
 
 
@@ -31,22 +32,22 @@ class Residuals:
 
 
 def with_intervals(correction: Correction, residuals: dict[str, Residuals]) -> Correction:
-    """Trees of the error to expect, and per basis how many of those hold the stated share; other bases borrow the nearest's."""
+    """Trees of the error to expect, and per kind how many of those hold the stated share; other kinds borrow the nearest's."""
     spread, quantile = {}, {}
-    for kind, told in (("seen", ["interpolated"]), ("unseen", ["unseen-generation", "unseen-gpu"])):
+    for kind, told in KINDS.items():
         here = [basis for basis in told if basis in residuals]
         if not here:
             continue
         trees = spread[kind] = _trusted(correction, _spread(correction, residuals[here[0]], with_gpu=kind == "seen"), residuals[here[0]])
         for basis in here:
             quantile[basis] = _quantile(correction, trees, residuals[basis])
-    known = list(quantile.values())
-    nearest = {"extrapolated-shape": EXTRAPOLATED * quantile.get("interpolated", known[0])}
-    table = [quantile.get(basis, nearest.get(basis, known[-1])) for basis in BASES]
-    table[-1] = max(table[-2:])  # a new generation is never surer than a new GPU of a known one
+    fallback = next(quantile[name] for name in ("unseen-gpu", "unseen-generation", "interpolated", SAME_DIE) if name in quantile)
+    table = {name: quantile.get(name, fallback) for name in ERRORS}
+    table["extrapolated-shape"] = EXTRAPOLATED * table["interpolated"]
+    table["unseen-generation"] = max(table["unseen-generation"], table["unseen-gpu"])  # never surer than a new GPU of a known one
     unseen = spread.get("unseen", spread.get("seen", empty()))
-    packed = grove({"seen": spread.get("seen", unseen), "unseen": unseen})
-    return replace(correction, spread=packed, quantile=np.array(table))
+    packed = grove({kind: spread.get(kind, unseen) for kind in KINDS})
+    return replace(correction, spread=packed, quantile=np.array(list(table.values())))
 
 
 def _spread(correction: Correction, found: Residuals, *, with_gpu: bool) -> Trees:

@@ -2,7 +2,8 @@
 
 Order matters. First each GPU's level, per what binds, is taken out; then trees learn from every GPU what shapes do, without a single
 hardware number; last, what is left of each GPU, engine and number format gets trees of its own. Intervals come from rows that were held
-out: shapes for GPUs with data, whole dies for unseen GPUs, whole architectures for unseen generations.
+out: shapes for GPUs with data, one GPU of each die for those that another of their die stands in for, whole dies for other unseen GPUs,
+whole architectures for unseen generations.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,7 +18,7 @@ from tilecast import hardware
 from tilecast.datasets.splits import same_die
 from tilecast.errors import MissingData
 from tilecast.learning.boosting import boost
-from tilecast.learning.correction import BASES, Correction, forest_key, kernel_key
+from tilecast.learning.correction import ERRORS, SAME_DIE, Correction, forest_key, kernel_key
 from tilecast.learning.examples import Examples, examples, flags, vocabulary
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.intervals import Residuals, with_intervals
@@ -55,22 +56,22 @@ def fit(
     *,
     settings: Settings | None = None,
     manifest: dict[str, Any] | None = None,
-    bases: Collection[str] = BASES,
+    errors: Collection[str] = ERRORS,
     own: Collection[str] | None = None,
     say: Say = print,
 ) -> Correction:
     """The correction of one family from all its rows, with intervals from held-out ones.
 
-    `bases` are those whose intervals and scores are wanted, `own` the GPUs that get trees of their own (all, if not said).
+    `errors` are those whose intervals and scores are wanted, `own` the GPUs that get trees of their own (all, if not said).
     """
     settings = settings or Settings()
     data = examples(rows, family, rows_per_slice=settings.rows_per_slice, most_host=settings.most_host)
     say(f"{family}: {len(data.target):,} rows on {len(set(data.gpu))} GPUs")
-    tested = held_out(data, family, settings, bases, own, say)
+    tested = held_out(data, family, settings, errors, own, say)
     carry = best_carry(tested["unseen-generation"]) if "unseen-generation" in tested else 1.0
     say(f"{family}: fitting with every row")
     final = replace(fit_once(data, family, settings, own), carry=carry)
-    residuals = {basis: part.residuals(1.0 if basis == "interpolated" else carry) for basis, part in tested.items()}
+    residuals = {kind: part.residuals(1.0 if kind in ("interpolated", SAME_DIE) else carry) for kind, part in tested.items()}
     return replace(with_intervals(final, residuals), manifest=(manifest or {}) | {"scores": _scores(residuals)})
 
 
@@ -98,11 +99,11 @@ def best_carry(tested: Tested) -> float:
 
 
 def held_out(
-    data: Examples, family: str, settings: Settings, bases: Collection[str], own: Collection[str] | None, say: Say
+    data: Examples, family: str, settings: Settings, errors: Collection[str], own: Collection[str] | None, say: Say
 ) -> dict[str, Tested]:
-    """basis -> rows whose shape, die or architecture was held out, with predictions of weights that never saw them."""
+    """kind of error -> rows whose shape, GPU, die or architecture was held out, with predictions of weights that never saw them."""
     found: dict[str, Tested] = {}
-    if "interpolated" in bases:
+    if "interpolated" in errors:
         is_test = data.shape < HELD_OUT
         if is_test.all() or not is_test.any():
             raise MissingData(f"{family}: rows of so few shapes leave none to hold out; measure more shapes")
@@ -112,28 +113,48 @@ def held_out(
     data = data.where(data.rank < settings.shared_rows)
     data = data.where(np.arange(len(data.target)) % max(1, len(data.target) // settings.left_out_rows) == 0)
     gpus = sorted(set(data.gpu))
-    sets = {
-        "unseen-gpu": sorted({tuple(gpu for gpu in same_die(name) if gpu in gpus) for name in gpus}),
+    dies = sorted({tuple(gpu for gpu in same_die(name) if gpu in gpus) for name in gpus})
+    sets: dict[str, Iterable[Sequence[str]]] = {
+        SAME_DIE: [[die[place] for die in dies if place < len(die) > 1] for place in range(max(map(len, dies)))],
+        "unseen-gpu": dies,
         "unseen-generation": sorted({tuple(g for g in gpus if hardware.gpu(g).arch == hardware.gpu(name).arch) for name in gpus}),
     }
-    for basis, groups in sets.items():
-        if basis in bases and (tested := _leaving_out(data, family, settings, groups, say)) is not None:
-            found[basis] = tested
+    for kind, groups in sets.items():
+        if kind in errors and (tested := _leaving_out(data, family, settings, groups, say, stand_in=kind == SAME_DIE)) is not None:
+            found[kind] = tested
     return found
 
 
-def _leaving_out(data: Examples, family: str, settings: Settings, groups: Iterable[Collection[str]], say: Say) -> Tested | None:
+def _leaving_out(
+    data: Examples, family: str, settings: Settings, groups: Iterable[Sequence[str]], say: Say, *, stand_in: bool
+) -> Tested | None:
+    """Rows of GPUs left out, a group at a time. With `stand_in`, those for which a GPU of the same die speaks; else none may."""
     parts = []
     for held in groups:
-        inside = np.isin(data.gpu, sorted(held))
-        if inside.all():
+        inside = np.isin(data.gpu, held)
+        if inside.all() or not inside.any():
             continue
         say(f"{family}: fitting without {', '.join(sorted(held))}")
-        parts.append((np.flatnonzero(inside), tested_on(fit_once(data.where(~inside), family, settings, own=()), data.where(inside))))
+        relatives = {gpu for name in held for gpu in same_die(name)} if stand_in else ()
+        without = fit_once(data.where(~inside), family, settings, own=relatives)
+        asked = np.flatnonzero(inside & (_spoken_for(without, data) if stand_in else True))
+        if len(asked):
+            parts.append((asked, tested_on(without, data.where(asked))))
     if not parts:
         return None
     rows = data.where(np.concatenate([rows for rows, _ in parts]))
     return Tested(rows, *(np.concatenate([getattr(tested, name) for _, tested in parts]) for name in ("predicted", "width")))
+
+
+def _spoken_for(correction: Correction, data: Examples) -> NDArray[np.bool_]:
+    """Rows whose kernel was measured on their GPU or on another of its die."""
+    groups, first = np.unique(data.group_of, return_index=True)
+    known = np.zeros(len(data.names), bool)
+    known[groups] = [
+        correction.stand_in(hardware.gpu(str(data.gpu[row])), kernel_key(data.names[group])) is not None
+        for group, row in zip(groups.tolist(), first.tolist(), strict=True)
+    ]
+    return known[data.group_of]
 
 
 def fit_once(data: Examples, family: str, settings: Settings, own: Collection[str] | None = None) -> Correction:
@@ -170,7 +191,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
         carry=1.0,
         as_timed=settings.shared_as_timed,
         spread=grove({}),
-        quantile=np.full(len(BASES), 0.3),
+        quantile=np.full(len(ERRORS), 0.3),
         manifest={},
         digest="",
     )
@@ -229,9 +250,9 @@ def levels(data: Examples, gpus: Sequence[str]) -> NDArray[np.float64]:
 
 
 def _scores(residuals: dict[str, Residuals]) -> dict[str, dict[str, float]]:
-    """basis -> GPU -> mean absolute relative error (percent) on held-out rows: what `tilecast trust` prints."""
-    table: dict[str, dict[str, float]] = {basis: {} for basis in BASES if basis != "extrapolated-shape"}
-    for basis, found in residuals.items():
+    """kind of error -> GPU -> mean absolute relative error (percent) on held-out rows: what `tilecast trust` prints."""
+    table: dict[str, dict[str, float]] = {kind: {} for kind in ERRORS if kind != "extrapolated-shape"}
+    for kind, found in residuals.items():
         relative = 100 * np.abs(np.exp(-found.log_error) - 1)
-        table[basis] = {str(gpu): round(float(relative[found.rows.gpu == gpu].mean()), 2) for gpu in np.unique(found.rows.gpu)}
+        table[kind] = {str(gpu): round(float(relative[found.rows.gpu == gpu].mean()), 2) for gpu in np.unique(found.rows.gpu)}
     return table
