@@ -27,6 +27,7 @@ SOURCES = {
         "attention_loops.BULK_COPY_BYTES_PER_CLOCK",  # width of an SM's port to L2
         "attention_loops.ROWS_OF_WARPS",  # mma.sync and wgmma: 16 rows a warp, four warps
         "attention_loops.VECTOR_ELEMENTS",  # 16 bytes
+        "attention_loops.THREADS_PER_SM",
         "streaming.VECTOR_BYTES",
         "analytic.NARROWEST_WIDTH",  # Volta's and Turing's tensor cores
         "clock.REFERENCE_WIDTH",  # the unit in which energy_j_per_flop is told
@@ -76,6 +77,7 @@ SOURCES = {
         "attention.SOFTMAX_FLOP",
         "attention.MASK_FLOP",  # positions, bounds, two comparisons and their ands, a choice, the reduction over the tile
         "attention.SIMT_FLOP",
+        "attention.NARROWING_BYTES",
         "attention_backward.PRODUCTS",
         "attention_backward.TRAFFIC",
         "elementwise.BINARY",

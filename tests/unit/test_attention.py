@@ -44,6 +44,36 @@ def test_causal_prefill_visits_half_the_tiles_and_the_diagonal():
     assert np.asarray(tasks.least_flop).item() == 4 * 2 * 16 * 131_328 * 128
 
 
+def test_flashinfer_merges_a_split_kv_one_query_and_head_after_the_other():
+    # 256 queries, tiles of 128: 2 tasks a head. 64 heads are 128 tasks; split in two they fit the 142 x 2 that L40S holds. 80 are not split.
+    # Blocks of 128 threads merge a row each, 142 x 1536 / 128 = 1704 at once: 256 x 64 rows are 9.6 rounds of a small kernel.
+    split, whole = (AttentionPrefill(q_len=256, num_heads=heads, identity="flashinfer_fa2") for heads in (64, 80))
+    assert [kernel.tasks(L40S, COLD).num_tasks.item() for kernel in (split, whole)] == [256, 160]
+    merging_s = 256 * 64 / 1704 * 5430 / 2.52e9
+    part_bytes = 2 * 64 * 256 * 128 * 8
+    combine_s = merging_s + part_bytes / (142 * 19.9 * 2.52e9)
+    starts_s = 2470 / 2.52e9  # one round of tasks
+    assert np.asarray(split.tasks(L40S, COLD).fixed_s).item() == pytest.approx(combine_s + starts_s, rel=1e-6)
+    assert seconds(split, L40S) > 1.4 * seconds(whole, L40S)  # measured: 52 us and 23 us
+
+
+def test_what_one_task_leaves_exposed_another_on_its_sm_hides():
+    # FlashAttention-2 over pages: A100's shared memory holds two blocks, L40S's one. Its tiles are the same on both.
+    sizes = {"batch": 8, "q_len": 2048, "num_heads": 16, "head_dim": 128, "identity": "fa2", "engine": "vllm"}
+
+    def exposed(gpu, share):
+        tasks = AttentionPrefill(**sizes).tasks(gpu, COLD)
+        scores = np.asarray(tasks.special_ops).item()
+        softmax = scores / gpu.special_per_clock_per_sm + np.asarray(tasks.vector_flop).item() / gpu.vector_flop_per_clock_per_sm["fp32"]
+        edges = np.asarray(tasks.exposed_clocks).item() - share * 0.395 * softmax
+        return edges * np.asarray(tasks.num_tasks).item() / gpu.num_sms
+
+    a100 = hardware.gpu("a100-sxm-80gb")
+    whole_tasks = np.ceil(4096 / np.array([142, 108]))  # of the busiest SM, beside the mean; edges are paid by those
+    ratio = exposed(L40S, 1.0) / exposed(a100, 0.5)
+    assert ratio == pytest.approx(whole_tasks[0] / whole_tasks[1], rel=0.05)
+
+
 def test_sglangs_triton_pays_for_masks_wherever_a_window_is_set():
     # The window covers every key, so both walk the same tiles: 24 FLOP of mask a score, at 256 FLOP a clock, and one small kernel more.
     sizes = {"batch": 8, "q_len": 1024, "num_heads": 8, "head_dim": 64, "identity": "triton"}

@@ -30,6 +30,7 @@ from tilecast.kernels.attention_loops import (
     mma_style,
     newest_sglang,
     resolved,
+    threads_per_sm,
 )
 from tilecast.kernels.base import count, flag, sizes
 from tilecast.kernels.requests import Requests, asked_lengths, checked_lengths, lengths, over_requests, uniform
@@ -37,6 +38,7 @@ from tilecast.kernels.requests import Requests, asked_lengths, checked_lengths, 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
 MASK_FLOP = 24.0  # of a score whose key may lie before a window: positions, two comparisons, a choice, and the tile's own "is any left"
 SIMT_FLOP = 8.0  # vector slots of a multiply-add on vector units: two loads, two conversions, the product, and a sum over lanes in three
+NARROWING_BYTES = 3.0  # of an element: read in 16 bits, written in 8
 DEFAULT_ENGINE = "sglang"
 
 # ---- what is asked -----------------------------------------------------------------------------------------------
@@ -60,6 +62,7 @@ class Shape:
     kv_bytes: Floats  # of an element of the cache, scales included
     compute: str  # dtype whose rate `matrix_flop` is told in
     rate_gain: Floats  # matrix rate of this launch over that of `compute`
+    rewritten_width: Floats | float = 0.0  # elements of a new token that are narrowed for this launch, beside those of the cache
 
 
 def _windows(raw: Any) -> Floats:
@@ -193,8 +196,10 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     dram = touched if protocol.cache == "cold" else touched * (1.0 - hit_fraction(touched, gpu))
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
 
-    moved_bytes = (np.maximum(shape.kv_bytes, 2.0) if loop.widens else shape.kv_bytes) + loop.widening_bytes
-    key_bytes = (mean_keys * shape.kv_width + masked * loop.tile_kv * shape.qk_dim) * moved_bytes
+    is_cast = np.asarray(loop.widening_bytes) > 0  # once, by a kernel of its own; then every visit reads 16 bits
+    moved_bytes = np.where(is_cast | loop.widens, np.maximum(shape.kv_bytes, 2.0), shape.kv_bytes)
+    cast_bytes = np.where(is_cast, kv_all * shape.kv_width * (shape.kv_bytes + loop.widening_bytes - 2.0), 0.0)
+    key_bytes = (mean_keys * shape.kv_width + masked * loop.tile_kv * shape.qk_dim) * moved_bytes + cast_bytes / num_tasks
     stop_clocks = np.where(loop.stops_to_widen, key_bytes / loop.copy_bytes_per_clock, 0.0)
     port_share = BULK_COPY_BYTES_PER_CLOCK / np.asarray(loop.copy_bytes_per_clock)  # bytes that the port could have moved meanwhile
     is_split = np.any(parts > 1, axis=-1, keepdims=True)
@@ -202,13 +207,16 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     parts_bytes = parts_bytes * shape.v_dim * 8.0  # fp32, written and read again
     l2_per_s = gpu.num_sms * loop.copy_bytes_per_clock * gpu.boost_clock_hz
     helper_s, task_s = using.helper_clocks / gpu.boost_clock_hz, using.task_clocks / gpu.boost_clock_hz
-    combine = np.where(is_split, helper_s + parts_bytes / l2_per_s, 0.0)
+    merged_rows = over_requests(np.where(parts > 1, requests.count * requests.q, 0.0)) * shape.num_heads
+    at_once = gpu.num_sms * threads_per_sm(gpu) / loop.merging_threads if loop.merging_threads else np.inf
+    combine = np.where(is_split, helper_s * np.maximum(merged_rows / at_once, 1.0) + parts_bytes / l2_per_s, 0.0)
     fixed = task_s * loop.starts * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
     if protocol.timer == "graph":
         moved = _helper_bytes(shape, loop)
         missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(total_bytes + moved, gpu))
         rows_s = _helper_rows(shape, loop) * using.row_clocks / (gpu.num_sms * gpu.boost_clock_hz)
-        fixed = fixed + helper_s * loop.num_helpers + np.maximum(missed / (gpu.dram_data_bytes_per_s * constants().dram_fraction), rows_s)
+        num_helpers = loop.num_helpers + (np.asarray(shape.rewritten_width) > 0)  # one narrows
+        fixed = fixed + helper_s * num_helpers + np.maximum(missed / (gpu.dram_data_bytes_per_s * constants().dram_fraction), rows_s)
     return TaskSet(
         matrix_dtype=shape.compute,
         num_tasks=num_tasks,
@@ -217,7 +225,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         matrix_flop=np.where(loop.is_simt, 0.0, 2.0 * scores * padded_dims * loop.matrix_factor / shape.rate_gain),
         vector_flop=vector + simt,
         special_ops=special,
-        exposed_clocks=loop.exposed * softmax_clocks + edge_clocks + stop_clocks + mask_clocks,
+        exposed_clocks=loop.exposed / loop.resident * softmax_clocks + edge_clocks + stop_clocks + mask_clocks,
         l2_bytes=(key_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share,
         l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
         dram_bytes=dram,
@@ -241,7 +249,8 @@ def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
     """What the operator moves beside attention: new keys and values into the cache, and the queries where it rewrites them."""
     new = shape.requests.total(shape.requests.q)
     cache_write = new * shape.new_width * (2.0 + shape.kv_bytes) * loop.writes_cache
-    return np.asarray(cache_write + np.where(loop.copies_queries, new * shape.num_heads * shape.qk_dim * 4.0, 0.0))
+    rewritten = new * shape.rewritten_width * NARROWING_BYTES
+    return np.asarray(cache_write + rewritten + np.where(loop.copies_queries, new * shape.num_heads * shape.qk_dim * 4.0, 0.0))
 
 
 def _helper_rows(shape: Shape, loop: Loop) -> Floats:

@@ -21,6 +21,7 @@ FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)  # head dimensions that FlashAtte
 FMHA_DIMS = (16.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 256.0)  # ... and TensorRT-LLM's kernels before Hopper; on it, powers of two
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
 ROWS_OF_WARPS = 64.0  # four warps of 16 rows, what mma.sync and wgmma take: Triton's warps repeat each other's work below
+THREADS_PER_SM = {"sm_75": 1024, "sm_86": 1536, "sm_89": 1536, "sm_120": 1536, "sm_121": 1536}  # 2048 elsewhere
 VECTOR_ELEMENTS = 8.0  # 16-bit ones of a thread's widest copy; Triton copies them singly where a stride is no multiple of 16
 
 
@@ -60,6 +61,7 @@ class Loop:
     least_chunk: float = 128.0  # keys of a part; no library splits finer
     in_order: bool = False  # tasks start as they are numbered, short ones of a request first, and not the longest first
     most_splits: Floats | float = np.inf
+    merging_threads: int = 0  # of a block that merges the parts of a split KV one query and head after the other; 0: rows stream
     matrix_factor: Floats | float = 1.0  # matrix time over that of an ideal loop
     built_dims: tuple[float, ...] = ()  # head dimensions the kernel exists for; others are padded to them, or to multiples of 16
     widening_bytes: Floats | float = 0.0  # per cached element, where a narrow cache is first rewritten in 16 bits and read again
@@ -69,6 +71,11 @@ class Loop:
     writes_cache: Floats | float = 1.0  # 0 for encoders: new keys and values are attended to where they are
     written_rows: Floats | float = 1.0  # head vectors that a token's key and value are, to the kernel that writes them
     copies_queries: Any = False  # the operator rewrites the queries before it attends
+
+
+def threads_per_sm(gpu: GpuSpec) -> int:
+    """That an SM holds at most."""
+    return THREADS_PER_SM.get(gpu.target, 2048)
 
 
 def mma_style(gpu: GpuSpec) -> str:
@@ -168,6 +175,7 @@ def _flashinfer_fa2(of: Setting) -> Loop:
         in_order=True,
         resident=2,
         starts=np.where(of.decode & of.is_narrow, of.using.slow_start, 1.0),
+        merging_threads=128,
         matrix_factor=of.legacy,
         num_helpers=of.has_cache * (1.0 if of.decode else 0.0) + np.where(of.is_quantised, 2.0 if of.engine == "vllm" else 1.0, 0.0),
         **of.by_warps,

@@ -71,7 +71,7 @@ class MlaPrefill(_Mla):
         using = attention_constants()
         if identity in ABSORBED_PREFILL:
             return _absorbed(self, identity, gpu, protocol, using)
-        shape = _shape(self, gpu, absorbed=False, runs_fp8=identity == "trtllm" and mma_style(gpu) == "tcgen05")
+        shape = _shape(self, gpu, absorbed=False, runs_fp8=identity == "trtllm" and mma_style(gpu) != "wgmma" and gpu_has_fp8(gpu))
         loop = attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False, engine="trtllm" if identity == "trtllm" else None)
         loop = replace(loop, copies_queries=False, built_dims=FLASH_DIMS)  # every library built these kernels for just its heads
         return fused_tasks(shape, loop, gpu, protocol, using, count(self.split, "split"))
@@ -91,6 +91,10 @@ class MlaDecode(_Mla):
 def _absorbed(kernel: _Mla, identity: str, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants) -> TaskSet:
     shape = _shape(kernel, gpu, absorbed=True, runs_fp8=identity == "trtllm" and mma_style(gpu) != "wgmma")
     return fused_tasks(shape, _absorbed_loop(identity, shape, gpu, using), gpu, protocol, using, count(kernel.split, "split"))
+
+
+def gpu_has_fp8(gpu: GpuSpec) -> bool:
+    return "fp8" in gpu.tensor_flop_per_clock_per_sm
 
 
 def newest_sglang_mla(gpu: GpuSpec) -> str:
@@ -115,8 +119,9 @@ def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Sha
     latent = size["kv_lora_rank"] + size["qk_rope_head_dim"]
     wide, narrow = (latent, size["kv_lora_rank"]) if absorbed else (size["qk_nope_head_dim"] + size["qk_rope_head_dim"], size["v_head_dim"])
     # Before data-centre Blackwell, TensorRT-LLM has an fp8 kernel for DeepSeek's own 128 heads only.
-    has_fp8_kernel = (size["num_heads"] == 128) | (mma_style(gpu) == "tcgen05")
-    quantised = np.where(kv_bytes < 2.0, size["num_heads"] * (2.0 * wide + narrow), 0.0)  # expanded queries, keys and values, rewritten
+    has_fp8_kernel = (size["num_heads"] == 128) | (mma_style(gpu) == "tcgen05") | (not absorbed)
+    narrows = (kv_bytes < 2.0) & gpu_has_fp8(gpu) & (not absorbed)
+    rewritten = np.where(narrows, size["num_heads"] * (2.0 * wide + narrow), 0.0)  # expanded queries, keys and values
     return Shape(
         requests=requests,
         num_heads=size["num_heads"],
@@ -124,7 +129,8 @@ def _shape(kernel: _Mla, gpu: GpuSpec, *, absorbed: bool, runs_fp8: bool) -> Sha
         qk_dim=wide,
         v_dim=narrow,
         kv_width=latent if absorbed else wide + narrow,
-        new_width=latent + (quantised if not absorbed else 0.0),
+        new_width=latent,
+        rewritten_width=rewritten,
         causal=np.ones((1, 1)),
         window=np.full((1, 1), np.inf),
         q_bytes=held.activation.bytes,
