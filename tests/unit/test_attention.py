@@ -45,7 +45,7 @@ def test_causal_prefill_visits_half_the_tiles_and_the_diagonal():
 
 
 def test_flashinfer_merges_a_split_kv_one_query_and_head_after_the_other():
-    # 256 queries, tiles of 128: 2 tasks a head. 64 heads are 128 tasks; split in two they fit the 142 x 2 that L40S holds. 80 are not split.
+    # 256 queries, tiles of 128: 2 tasks a head. 64 heads are 128 tasks: split in two they fit the 142 x 2 of L40S; 80 are not split.
     # Blocks of 128 threads merge a row each, 142 x 1536 / 128 = 1704 at once: 256 x 64 rows are 9.6 rounds of a small kernel.
     split, whole = (AttentionPrefill(q_len=256, num_heads=heads, identity="flashinfer_fa2") for heads in (64, 80))
     assert [kernel.tasks(L40S, COLD).num_tasks.item() for kernel in (split, whole)] == [256, 160]

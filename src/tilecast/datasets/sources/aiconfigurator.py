@@ -18,6 +18,7 @@ from tilecast.datasets.schema import conform
 from tilecast.datasets.sources.base import Table, read_columns
 from tilecast.errors import MissingData
 from tilecast.execution.cache import kept_bytes
+from tilecast.kernels.moe_defaults import default_configurations
 
 PREFIX = "aiconfigurator_core/systems/data/"
 SERVING_TABLE = "aiconfigurator_core/systems/silicon_sample.csv"
@@ -232,7 +233,17 @@ def _moe(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
         "num_experts", "topk", pl.col("moe_tp_size").alias("tp"), pl.col("moe_ep_size").alias("ep"), is_gated.alias("gated"),
         pl.col("distribution").replace({"uniform": "balanced"}).alias("distribution"),
     )  # fmt: skip
-    return conform(frame, "moe", moe_pass="both", timer="graph", cache="warm", **_constants(at))
+    return conform(_as_launched(frame, at), "moe", moe_pass="both", timer="graph", cache="warm", **_constants(at))
+
+
+def _as_launched(frame: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
+    """vLLM before 0.15 launched its Triton kernel with the default that SGLang still has, not the one that physics assumes for vLLM."""
+    if at.engine != "vllm" or tuple(map(int, at.engine_version.split(".")[:2])) >= (0, 15):
+        return frame
+    on_rank = (frame["num_experts"] // frame["ep"]).to_numpy()
+    launched = default_configurations("sglang", frame["num_tokens"].to_numpy(), on_rank, "bf16", None)
+    is_plain = pl.col("dtype").cast(pl.String).is_in(["bf16", "fp16"])
+    return frame.with_columns(pl.when(is_plain).then(pl.Series(name, values)).alias(name) for name, values in launched.items())
 
 
 def _moe_a2a(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
