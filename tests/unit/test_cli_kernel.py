@@ -12,7 +12,7 @@ from tilecast.cli.kernels import check_columns
 from tilecast.cli.main import run
 from tilecast.cli.parameters import HELP
 from tilecast.errors import InvalidInput, UnknownName
-from tilecast.kernels.base import flag
+from tilecast.kernels.base import NAMELESS, flag
 from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.registry import kernels
 
@@ -466,3 +466,41 @@ class TestColumns:
         with (tmp_path / "out.csv").open() as file:
             usual, half, slow = (float(row["median_s"]) for row in csv.DictReader(file))
         assert usual < half < slow
+
+
+@pytest.mark.parametrize(
+    "family, sizes, gpu, identity",
+    [
+        ("gemm", "--m 64 --n 4096 --k 4096", "h100-sxm", "cublas"),
+        ("gemm", "--m 64 --n 4096 --k 4096 --dtype fp8_block", "h100-sxm", "deepgemm"),
+        ("gemm", "--m 64 --n 4096 --k 4096 --batch 4", "h100-sxm", None),  # no row tells the kernel of a batched product
+        ("gemm", "--m 64 --n 4096 --k 4096 --identity triton", "h100-sxm", "triton"),
+        ("attention_decode", "--kv-len 4096 --num-heads 32", "h100-sxm", "fa3"),
+        ("attention_decode", "--kv-len 4096 --num-heads 32", "b200-sxm", "trtllm"),
+        ("attention_prefill", "--q-len 512 --num-heads 32", "l40s", "flashinfer_fa2"),
+        ("moe", "--num-tokens 64 --hidden-size 2048 --inter-size 768 --num-experts 128 --topk 8", "h100-sxm", "triton"),
+        ("all_reduce", "--bytes 1048576 --num-gpus 8", "h100-sxm", "nccl"),
+        ("softmax", "--rows 64 --cols 4096", "h100-sxm", None),
+    ],
+)
+def test_the_identity_of_an_answer_is_that_of_the_kernel_that_was_priced(tilecast, family, sizes, gpu, identity):
+    asked = ["kernel", family, "--gpu", gpu, *sizes.split()]
+    assert tilecast(*asked, "--json").json["identity"] == identity
+    line = next((line for line in tilecast(*asked).out.splitlines() if line.startswith("identity")), None)
+    assert (line is None) == (identity is None)
+    assert line is None or line.split()[1] == identity
+
+
+@pytest.mark.parametrize("family", sorted(NAMELESS))
+def test_a_name_for_the_only_kernel_of_a_family_is_refused_and_not_offered(tilecast, family):
+    record = kernels()[family]
+    assert "identity" in {entry.name for entry in fields(record)}
+    assert "--identity" not in tilecast("kernel", family, "--help").out
+    sizes = {
+        "rows": 8, "cols": 64, "op": {"elementwise": "add"}.get(family, "per_token"), "numel": 64, "batch": 2, "q_len": 64, "num_heads": 4,
+        "num_kv_heads": 4, "head_dim": 64, "vocab_size": 64, "in_channels": 8, "out_channels": 8, "height": 8, "width": 8, "kernel": 3,
+    }  # fmt: skip
+    given = {name: value for name, value in sizes.items() if name in {entry.name for entry in fields(record)}}
+    predict_kernel(record(**given), "h100-sxm")
+    with pytest.raises(InvalidInput, match="has one kernel and no names for it"):
+        predict_kernel(record(**given, identity="vector"), "h100-sxm")

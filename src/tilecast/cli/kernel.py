@@ -15,6 +15,7 @@ from tilecast.cli.output import command_line, emit, output_options, overrides_fr
 from tilecast.cli.parameters import FLAGS, HELP, LISTS, RATES, TEXTS, check_lengths, check_missing, checked_engine, option, parsed
 from tilecast.errors import InvalidInput, MissingExtra, SpecError
 from tilecast.execution.protocol import CACHES, TIMERS
+from tilecast.kernels.base import NAMELESS, identity_on
 from tilecast.predictors.kernel import KernelPrediction, predict_kernel
 from tilecast.report import Grid, Report, versions
 
@@ -59,7 +60,12 @@ def family_command(kernel: Any) -> click.Command:
     params: list[click.Parameter] = [
         click.Option(["--gpu"], required=True, help="Catalogue id, device string, or the path of a TOML file.")
     ]
-    params += [click.Option([option(entry.name), entry.name], help=_help(entry)) for entry in fields(kernel) if entry.name != "engine"]
+    shown = {"identity": kernel.family not in NAMELESS}  # one that is given all the same is refused with its reason
+    params += [
+        click.Option([option(entry.name), entry.name], help=_help(entry), hidden=not shown.get(entry.name, True))
+        for entry in fields(kernel)
+        if entry.name != "engine"
+    ]
     params += [
         click.Option(["--engine"], help="In which engine it runs: sglang, vllm, trtllm, or pytorch [default: sglang]."),
         click.Option(["--timer"], default="profiler", show_default=True, help=f"How it is timed: {', '.join(TIMERS)}."),
@@ -174,7 +180,7 @@ def record(prediction: KernelPrediction, parameters: dict[str, Any], overrides: 
         "demand": {name: float(values[row]) for name, values in analysis.demand_s.items()},
         "waves": float(analysis.placement.waves[row]),
         "tile": str(analysis.variant[row]),
-        "identity": getattr(prediction.kernel, "identity", None),
+        "identity": identity_on(prediction.kernel, prediction.gpu, row),
         "protocol": {"timer": prediction.protocol.timer, "cache": prediction.protocol.cache},
         "clock_hz": float(analysis.clock_hz[row]),
         "inputs": {
@@ -198,12 +204,13 @@ def _answer(prediction: KernelPrediction, parameters: dict[str, Any]) -> str:
 
 
 def _headline(prediction: KernelPrediction) -> Grid:
-    analysis = prediction.analysis
+    analysis, runs = prediction.analysis, identity_on(prediction.kernel, prediction.gpu)
     rows = [
         ("latency", units.interval_s(prediction.median_s[0], prediction.low_s[0], prediction.high_s[0]), "median and 80 % interval"),
         ("bound", units.human("_s", prediction.bound_s[0]), "largest demand at the highest clock"),
         ("efficiency", f"{100 * prediction.efficiency[0]:.0f} %", "bound / latency"),
         ("basis", str(prediction.basis[0]), "what the number rests on"),
+        *([("identity", runs, "the kernel; left open, what the newest SGLang runs")] if runs else []),
         *([("profile", prediction.profile.id, prediction.profile.words)] if prediction.profile else []),
         ("clock", units.human("_hz", analysis.clock_hz[0]), "sustained under the power limit"),
         ("launch", units.human("_s", analysis.launch_s[0]), f"timer {prediction.protocol.timer}"),

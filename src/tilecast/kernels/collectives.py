@@ -110,6 +110,11 @@ class _Collective(ABC):
     dtype: str = "bf16"
     identity: str | None = None
 
+    def newest_identity(self, gpu: GpuSpec) -> str:
+        """What runs unless an engine's own kernel is asked for."""
+        del gpu
+        return "nccl"
+
     @abstractmethod
     def ways(self, group: Group) -> list[Way]:
         """The algorithms a library chooses among; the first moves the least."""
@@ -124,7 +129,7 @@ class _Collective(ABC):
         """The same account as a kernel's, with two pipelines: link and network."""
         number_format(self.dtype)
         using, node = self._constants(), node_of(gpu, self.node)
-        identity = self.identity or "nccl"
+        identity = self.identity or self.newest_identity(gpu)
         if identity not in IDENTITIES:
             raise InvalidInput(f"identity = {identity!r} must be one of {', '.join(IDENTITIES)}")
         group = self._group(node, using)
