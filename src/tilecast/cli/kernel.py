@@ -13,6 +13,7 @@ from tilecast import hardware, units
 from tilecast.cli.files import target
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, refuse_as_python, say
 from tilecast.cli.parameters import FLAGS, HELP, LISTS, RATES, TEXTS, check_lengths, check_missing, checked_engine, option, parsed
+from tilecast.cli.ranges import MOST_NUMBERS, span
 from tilecast.errors import InvalidInput, MissingExtra, SpecError
 from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.kernels.base import NAMELESS, identity_on
@@ -33,7 +34,6 @@ LEVERS = {
 OF_COLLECTIVES = ("boost_clock_hz", "dram_bytes_per_s")  # facts of the GPU that a collective may feel
 BATCHES = ("num_tokens", "m", "batch", "rows")  # sizes that count what is done at once, the first that a kernel has
 PLOTS = (".png", ".svg", ".pdf", ".html")
-MOST_POINTS = 100_000  # of a sweep
 LARGEST_FACTOR = 16.0
 
 
@@ -370,21 +370,13 @@ def _factor_for(time_s: Callable[[float], float], goal_s: float) -> float | None
 
 def sweep_values(text: str) -> tuple[str, np.ndarray]:
     """("m", [1, 2, 4, ...]) from "m=1:8192:x2", or every 64th from "m=64:4096:64"."""
-    name, _, span = text.partition("=")
-    parts = span.split(":")
+    name, _, asked = text.partition("=")
     try:
-        start, stop = int(parts[0]), int(parts[1])
-        step = parts[2] if len(parts) > 2 else "x2"
-        values, value = list[int](), start
-        while value <= stop and len(values) < MOST_POINTS:
-            values.append(value)
-            value = max(value + 1, round(value * float(step[1:]))) if step.startswith("x") else value + int(step)
-        if start < 1 or stop < start or value <= start or (step.startswith("x") and float(step[1:]) <= 1.0):
-            raise ValueError
-    except (ValueError, IndexError):
+        values = span(asked)
+    except ValueError:
         raise InvalidInput(f"--sweep {text!r} must read NAME=FROM:TO:STEP, e.g. m=1:8192:x2 or m=64:4096:64") from None
-    if value <= stop:
-        raise InvalidInput(f"--sweep {text!r} has more than {MOST_POINTS:,} points; take a larger step, or x2")
+    if len(values) > MOST_NUMBERS:
+        raise InvalidInput(f"--sweep {text!r} has more than {MOST_NUMBERS:,} points; take a larger step, or x2")
     return name.strip(), np.array(values)
 
 
