@@ -105,7 +105,10 @@ def _callback(kernel: Any) -> Any:
             refuse_as_python(explain=asked["explain"], why=asked["why"], plot=asked["plot_path"])
         if note := hardware.resolution_note(asked["gpu"]):
             say(note)
-        emit(kernel_report(kernel, parameters, asked), **output)
+        report = kernel_report(kernel, parameters, asked)
+        if "node" in parameters and (foreign := hardware.foreign_note(hardware.node(parameters["node"]), hardware.gpu(asked["gpu"]))):
+            say(foreign)
+        emit(report, **output)
 
     return run
 

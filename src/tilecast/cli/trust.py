@@ -35,6 +35,7 @@ def report(family: str, gpu: hardware.GpuSpec) -> Report:
     python = f"from tilecast.learning.correction import load\nload({family!r}).manifest"
     if correction is None:
         answer = f"{family} has no learned correction: predictions on {gpu.id} are physics alone (basis analytic)."
+        python = f"from tilecast.learning.correction import load\nload({family!r})  # None: nothing is learned of it"
         payload = {"family": family, "gpu": gpu.id, "basis": "analytic", "scores": {}, "versions": versions()}
         return Report(answer=answer, payload=payload, records=[payload], python=python, command=line)
     scores = {basis: table[gpu.id] for basis, table in correction.manifest["scores"].items() if gpu.id in table}

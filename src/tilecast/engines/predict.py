@@ -402,8 +402,8 @@ def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | 
     found = list(config.notes)
     if config.max_context is not None and (longest := _longest(config, batch)) > config.max_context:
         found.append(f"{longest:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
-    if node is not None and node.gpu != gpu.id:
-        found.append(f"{node.id} holds {node.gpu}, not {gpu.id}: only its links are used")
+    if node is not None and (foreign := hardware.foreign_note(node, gpu)):
+        found.append(foreign)
     return tuple(found)
 
 

@@ -58,6 +58,11 @@ def resolution_note(name: str) -> str | None:
     return f"{name} taken to be {spec.id} ({spec.name}); other parts have their own ids" if is_bare else None
 
 
+def foreign_note(node: NodeSpec, gpu: GpuSpec) -> str | None:
+    """What to tell the user when GPUs are put into another GPU's box; None when it is theirs."""
+    return None if node.gpu == gpu.id else f"{node.id} holds {node.gpu}, not {gpu.id}: only its links are used"
+
+
 def node(name: str) -> NodeSpec:
     """The node called `name`: an id, or the path of a TOML file."""
     if not isinstance(name, str):
