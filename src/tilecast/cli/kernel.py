@@ -17,6 +17,7 @@ from tilecast.cli.ranges import MOST_NUMBERS, span
 from tilecast.errors import InvalidInput, MissingExtra, SpecError
 from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.kernels.base import NAMELESS, identity_on
+from tilecast.kernels.collectives import node_of
 from tilecast.predictors.kernel import KernelPrediction, predict_kernel
 from tilecast.report import Grid, Report, versions
 
@@ -106,8 +107,10 @@ def _callback(kernel: Any) -> Any:
         if note := hardware.resolution_note(asked["gpu"]):
             say(note)
         report = kernel_report(kernel, parameters, asked)
-        if "node" in parameters and (foreign := hardware.foreign_note(hardware.node(parameters["node"]), hardware.gpu(asked["gpu"]))):
-            say(foreign)
+        if "node" in parameters:
+            spec = hardware.gpu(asked["gpu"])
+            if foreign := hardware.foreign_note(node_of(spec, parameters["node"]), spec):
+                say(foreign)
         emit(report, **output)
 
     return run

@@ -26,12 +26,12 @@ def command(family: str, gpu: str, **output: bool) -> None:
         raise UnknownName.among("family", family, kernels())
     if note := hardware.resolution_note(gpu):
         say(note)
-    emit(report(family, hardware.gpu(gpu)), **output)
+    emit(report(family, hardware.gpu(gpu), gpu), **output)
 
 
-def report(family: str, gpu: hardware.GpuSpec) -> Report:
+def report(family: str, gpu: hardware.GpuSpec, asked: str) -> Report:
     correction = load(family)
-    line = command_line("trust", family, gpu=gpu.id)
+    line = command_line("trust", family, gpu=asked)
     python = f"from tilecast.learning.correction import load\nload({family!r}).manifest"
     if correction is None:
         answer = f"{family} has no learned correction: predictions on {gpu.id} are physics alone (basis analytic)."

@@ -84,9 +84,9 @@ def node_of(gpu: GpuSpec, name: str | NodeSpec | None) -> NodeSpec:
     """The node asked for, else the catalogue's full box of this GPU, else up to 8 cards on their own link or PCIe."""
     if isinstance(name, NodeSpec):
         return name
-    if name is not None:
+    if name is not None and name != hardware.default_node_id(gpu):
         return hardware.node(name)
-    found = _catalogued_node(gpu.id) or hardware.default_node(gpu)
+    found = (None if name else _catalogued_node(gpu.id)) or hardware.default_node(gpu)
     changed = gpu.overrides.get("link_bytes_per_s")
     if changed is None or found.link_kind != gpu.link_kind:
         return found
