@@ -504,3 +504,14 @@ def test_a_name_for_the_only_kernel_of_a_family_is_refused_and_not_offered(tilec
     predict_kernel(record(**given), "h100-sxm")
     with pytest.raises(InvalidInput, match="has one kernel and no names for it"):
         predict_kernel(record(**given, identity="vector"), "h100-sxm")
+
+
+def test_csv_has_true_and_false_as_kernels_reads_them_and_parts_of_parts_as_json(tilecast, tmp_path):
+    (tmp_path / "requests.csv").write_text("input_tokens,output_tokens\n64,4\n16,2\n")
+    asked = ["predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--requests", str(tmp_path / "requests.csv"), "--csv"]
+    (line,) = csv.DictReader(tilecast(*asked).out.splitlines())
+    assert line["fits"] == "true"
+    assert json.loads(line["inputs.requests"]) == [[64, 4], [16, 2]]
+    (line,) = csv.DictReader(tilecast(*GEMM, "--why", "--csv").out.splitlines())
+    assert {lever["fact"] for lever in json.loads(line["why"])} >= {"num_sms", "dram_bytes_per_s"}
+    assert {line["reduces_in_switch"] for line in csv.DictReader(tilecast("nodes", "--csv").out.splitlines())} == {"true", "false"}
