@@ -176,9 +176,7 @@ def sampled(family: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {**shape, "num_heads": kv_heads * among(1, 2, 4, 8), "num_kv_heads": kv_heads, "head_dim": among(64, 128)}
 
 
-@pytest.mark.parametrize(
-    "gpu", ["rtx-6000-ada", "h20", "h100-sxm", "mi300x"]
-)  # of a sibling, measured, of no kin
+@pytest.mark.parametrize("gpu", ["rtx-6000-ada", "h20", "h100-sxm", "mi300x"])  # of a sibling, measured, of no kin
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_more_bandwidth_is_never_slower_whoever_speaks_for_the_part(gpu: str, data: st.DataObject) -> None:
