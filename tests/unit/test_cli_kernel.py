@@ -515,3 +515,34 @@ def test_csv_has_true_and_false_as_kernels_reads_them_and_parts_of_parts_as_json
     (line,) = csv.DictReader(tilecast(*GEMM, "--why", "--csv").out.splitlines())
     assert {lever["fact"] for lever in json.loads(line["why"])} >= {"num_sms", "dram_bytes_per_s"}
     assert {line["reduces_in_switch"] for line in csv.DictReader(tilecast("nodes", "--csv").out.splitlines())} == {"true", "false"}
+
+
+def test_columns_that_are_only_carried_over_stay_as_they_were_written(tilecast, tmp_path):
+    cells = ["007", "1.50", "1e3", "12", "0.5", " two ", "True", "true", "", "12e45678"]
+    lines = ["family,gpu,rows,cols,sample", *(f"softmax,h100-sxm,64,64,{cell}" for cell in cells)]
+    (tmp_path / "in.csv").write_text("\n".join(lines) + "\n")
+    asked = tilecast("kernels", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv"))
+    assert (asked.code, asked.err) == (0, "tilecast: carried over unread: sample\n")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [row["sample"] for row in csv.DictReader(file)] == cells
+
+
+@pytest.mark.parametrize(
+    "cells, words",
+    [
+        ('2,5,,"[1,2]","[3,4]"', "--q-len and --q-lens say the same"),
+        ('3,,,"[1,2]","[3,4]"', "--q-lens names 2 requests, --batch 3"),
+        (',,5,"[1,2]",', "give --kv-lens instead"),
+    ],
+)
+def test_lengths_said_twice_are_refused_in_a_file_as_they_are_on_the_command_line(tilecast, tmp_path, cells, words):
+    (tmp_path / "in.csv").write_text(f"family,gpu,num_heads,batch,q_len,kv_len,q_lens,kv_lens\nattention_prefill,h100-sxm,8,{cells}\n")
+    refused = tilecast("kernels", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv"))
+    assert refused.code == 2 and words in refused.err and refused.err.startswith("tilecast: row 1: ")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_file_without_the_needed_columns_is_refused_in_one_sentence(tilecast, tmp_path):
+    (tmp_path / "in.csv").write_text("family;gpu;m;n;k\ngemm;h100-sxm;64;64;64\n")
+    refused = tilecast("kernels", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv"))
+    assert (refused.code, refused.err) == (2, "tilecast: the column 'family' is missing; it has family;gpu;m;n;k\n")
