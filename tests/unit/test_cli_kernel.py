@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tilecast import predict_kernel
-from tilecast.cli.kernels import check_columns
+from tilecast.cli.kernels import _groups, check_columns
 from tilecast.cli.main import run
 from tilecast.cli.parameters import HELP
 from tilecast.errors import InvalidInput, UnknownName
@@ -546,3 +546,9 @@ def test_a_file_without_the_needed_columns_is_refused_in_one_sentence(tilecast, 
     (tmp_path / "in.csv").write_text("family;gpu;m;n;k\ngemm;h100-sxm;64;64;64\n")
     refused = tilecast("kernels", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv"))
     assert (refused.code, refused.err) == (2, "tilecast: the column 'family' is missing; it has family;gpu;m;n;k\n")
+
+
+def test_texts_that_are_only_carried_over_do_not_break_rows_apart():
+    sizes = {"family": ["gemm"] * 3, "gpu": ["h100-sxm"] * 3, "m": [1, 2, 3], "n": [64] * 3, "k": [64] * 3}
+    assert list(_groups(sizes | {"sample": ["a", "b", None], "measured_s": [1e-6, None, 2e-6]}, 3).values()) == [[0, 1, 2]]
+    assert list(_groups(sizes | {"dtype": ["bf16", None, "bf16"]}, 3).values()) == [[0, 2], [1]]

@@ -136,7 +136,8 @@ def _told(profile: str) -> dict[str, Any]:
 
 
 def _groups(columns: dict[str, list[Any]], num_rows: int) -> dict[tuple[Any, ...], list[int]]:
-    """Rows that differ only in whole-number sizes go through the model together."""
+    """Rows that differ only in whole-number sizes, or in what is only carried over, go through the model together."""
+    columns = {name: values for name, values in columns.items() if name in COMMON or name in _parameters()}
     texts = [name for name, values in columns.items() if any(isinstance(value, str | bool) for value in values)]
     keys = list(dict.fromkeys([*(name for name in (*COMMON, *SINGLE) if name in columns), *texts]))
     empty = [name for name in columns if name not in keys]
