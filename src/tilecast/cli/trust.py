@@ -18,7 +18,7 @@ MEANING = {
 
 @click.command(name="trust")
 @click.argument("family")
-@click.option("--gpu", required=True, help="Catalogue id or device string.")
+@click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file.")
 @output_options
 def command(family: str, gpu: str, **output: bool) -> None:
     """The measured accuracy of one family on one GPU, from the shipped manifest."""
