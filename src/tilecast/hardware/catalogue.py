@@ -48,8 +48,9 @@ def gpu(name: str | Path | GpuSpec, overrides: Mapping[str, object] | None = Non
 
 
 def as_catalogued(spec: GpuSpec) -> GpuSpec:
-    """The part of the catalogue that a what-if changed, or the part itself."""
-    return gpu(spec.id) if spec.overrides and spec.id in gpu_ids() else spec
+    """The part of the catalogue that a what-if changed, with --set or in a file of its own, or the part itself."""
+    origin = spec.base or (spec.id if spec.overrides else "")
+    return gpu(origin) if origin and origin in gpu_ids() else spec
 
 
 def resolution_note(name: str) -> str | None:
@@ -149,7 +150,7 @@ def _gpu_from(id: str, table: Mapping[str, Any]) -> GpuSpec:
         elif key not in ("base", "name"):
             changes[key] = value
     base = gpu(str(table["base"]), changes)
-    return replace(base, id=id, name=str(table.get("name", f"{base.name}, changed")))
+    return replace(base, id=id, name=str(table.get("name", f"{base.name}, changed")), base=base.base or base.id)
 
 
 def _from_file(path: Path, build: Callable[[str, Mapping[str, Any]], Spec]) -> Spec:

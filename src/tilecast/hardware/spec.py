@@ -107,6 +107,7 @@ class GpuSpec:
 
     sources: Mapping[str, Source] = field(repr=False)
     overrides: Mapping[str, float] = field(default_factory=dict)  # what a what-if changed, as given
+    base: str = ""  # the catalogued part that a what-if file starts from
 
     def __hash__(self) -> int:
         """Enough to tell parts apart in a cache; the rate tables have no hash of their own."""
