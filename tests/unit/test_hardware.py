@@ -176,3 +176,16 @@ def test_a_what_if_part_is_the_same_part_from_a_file_and_from_overrides(tmp_path
             assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-12)
         assert found.basis.tolist() == expected.basis.tolist()
     assert "base" not in spec.facts() and spec.base == ""
+
+
+def test_products_of_16_bits_run_in_fp32_lanes_where_these_are_faster() -> None:
+    """P4 has one fp16 lane for 64 of fp32: cuBLAS reads fp16 and multiplies in fp32, so fp16's own rate bounds nothing."""
+    p4, p100 = hardware.gpu("p4"), hardware.gpu("p100-pcie-16gb")
+    assert p4.vector_rate("fp16") == pytest.approx(p4.vector_rate("fp32") / 64, rel=0.01)
+    assert p4.matrix_rate("fp16") == p4.matrix_rate("fp32")
+    assert p100.matrix_rate("fp16") == p100.vector_rate("fp16") > p100.vector_rate("fp32")
+    half, single = (predict_kernel(Gemm(m=2048, n=2048, k=2048, dtype=dtype), "p4") for dtype in ("fp16", "fp32"))
+    # 2 x 2048^3 FLOP on 20 SMs x 256 FLOP per clock
+    assert half.bound_s[0] == pytest.approx(2 * 2048**3 / (p4.num_sms * 256 * p4.highest_clock_hz), rel=1e-6)
+    assert half.bound_s[0] == single.bound_s[0]
+    assert half.analytic_s[0] <= single.analytic_s[0]

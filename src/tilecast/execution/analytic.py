@@ -259,7 +259,7 @@ def matrix_rate(gpu: GpuSpec, dtype: str) -> tuple[float, bool]:
     if dtype in gpu.tensor_flop_per_clock_per_sm:
         return gpu.tensor_flop_per_clock_per_sm[dtype], True
     if dtype in gpu.vector_flop_per_clock_per_sm:
-        return gpu.vector_flop_per_clock_per_sm[dtype], False
+        return gpu.vector_flop_per_clock_per_sm[gpu.lanes(dtype)], False
     known = sorted({*gpu.tensor_flop_per_clock_per_sm, *gpu.vector_flop_per_clock_per_sm})
     raise SpecError(f"{gpu.id} has no {dtype} matrix rate; it has {', '.join(known)}")
 
