@@ -41,6 +41,15 @@ def test_nothing_beats_its_bound(case):
     assert np.isfinite(analysis.analytic_s).all()
 
 
+@given(launches())
+def test_no_pipeline_is_busy_for_less_than_its_demand_at_peak(case):
+    """What is asked of L2 too: at the peak of what SMs can take in, shared fetches included, no launch needs longer than it takes."""
+    gpu, protocol, launch = case
+    analysis = analyse(Gemm(**launch).tasks(gpu, protocol), gpu, protocol)
+    for name, demand_s in analysis.demand_s.items():
+        assert (demand_s <= analysis.busy_s[name] * (1 + 1e-9)).all(), name
+
+
 @given(launches(), st.sampled_from(["m", "n", "k", "batch"]), st.integers(1, 500))
 def test_more_work_never_takes_less_time_at_a_fixed_tile(case, name, more):
     gpu, protocol, launch = case

@@ -1,6 +1,7 @@
 """Laws of the median, with whatever corrections are shipped and with none: nothing beats its bound, the interval holds the median,
 a batch equals its members, and doubling a size makes a launch faster no more often than in measurements."""
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tilecast import hardware
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.predictors.kernel import BLOCK, KernelPrediction, predict_kernel
 
@@ -172,3 +174,18 @@ def sampled(family: str, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {**shape, "num_heads": among(8, 16, 32, 64)}
     kv_heads = among(1, 2, 4, 8)
     return {**shape, "num_heads": kv_heads * among(1, 2, 4, 8), "num_kv_heads": kv_heads, "head_dim": among(64, 128)}
+
+
+@pytest.mark.parametrize("gpu", ["rtx-6000-ada", "h20", "h100-sxm", "mi300x"])  # of a sibling, measured, of no kin
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_more_bandwidth_is_never_slower_whoever_speaks_for_the_part(gpu: str, data: st.DataObject) -> None:
+    """A what-if part keeps the correction of the part that was changed, however far it is moved."""
+    family = data.draw(st.sampled_from(("gemm", "attention_decode")))
+    launch = kernel_record(family)(**data.draw(shapes(family)))
+    base = hardware.gpu(gpu)
+    most = 0.99 * (base.l2_bytes_per_s or 1e14) / base.dram_bytes_per_s
+    factors = [factor for factor in (1.0, 1.5, 2.0, 2.5, 3.0) if factor < most]
+    times = [predict_kernel(launch, gpu, overrides={"dram_bytes_per_s": factor * base.dram_bytes_per_s}).median_s[0] for factor in factors]
+    assert len(times) > 2
+    assert all(later <= earlier * 1.002 for earlier, later in pairwise(times))

@@ -15,7 +15,7 @@ from tests.unit.command_line import Tilecast
 from tilecast import hardware, predict, predict_kernel
 from tilecast.engines.calibrated import profile_from_run
 from tilecast.engines.measurement import plan, script
-from tilecast.errors import InvalidInput
+from tilecast.errors import InvalidInput, TilecastError
 from tilecast.kernels.gemm import Gemm
 from tilecast.learning import profiles
 from tilecast.predictors.calibrated import profile_from_rows
@@ -310,3 +310,62 @@ def test_a_place_that_cannot_be_written_is_told(tilecast: Tilecast, tmp_path: Pa
     rows = written(tmp_path / "rows.csv", [row(64)])
     result = tilecast("calibrate", rows, "--gpu", GPU, "-o", str(tmp_path / "no" / "p.json"))
     assert result.code == 3 and "cannot write" in result.err
+
+
+# ---- inputs are those that `predict --json` prints -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "Qwen/Qwen3-8B --gpu h100-sxm --quant fp8 --batch 8 --isl 256 --osl 16",
+        "Qwen/Qwen3-8B --gpu h100-sxm --tp 2 --pp 2 --batch 8 --isl 256 --osl 16",
+        "Qwen/Qwen3-30B-A3B --gpu rtx-6000-ada --tp 2 --ep 2 --batch 8 --isl 256 --osl 16",  # a box that no catalogue names
+        "deepseek-ai/DeepSeek-V3 --gpu h200-sxm --tp 8 --ep 8 --dp-attention 8 --batch 64 --isl 256 --osl 16",
+        "Qwen/Qwen3-8B --gpu h100-sxm --engine vllm --engine-set max_num_batched_tokens=1024 --batch 16 --isl 256 --osl 16",
+        "Qwen/Qwen3-8B --gpu h100-sxm --batch 1 --isl 50000 --osl 16 --allow-longer-context",
+    ],
+)
+def test_a_run_that_was_as_predicted_changes_no_prediction_whatever_it_was(tilecast: Tilecast, tmp_path: Path, asked: str):
+    """Every input counts: a profile made of another question than the one that was measured would move the answer."""
+    plain = tilecast("predict", *asked.split(), "--json").json
+    measured = {name: plain[name]["median"] for name in ("prefill_s", "decode_step_s")}
+    run, target, gpu = tmp_path / "run.json", tmp_path / "profile.json", plain["inputs"]["gpu"]
+    run.write_text(json.dumps({"command": "predict", "inputs": plain["inputs"], "measured": measured}))
+    assert tilecast("calibrate", "--run", str(run), "--gpu", gpu, "-o", str(target)).err == ""
+    told = tilecast("predict", *asked.split(), "--profile", str(target), "--json").json
+    for name, value in measured.items():
+        assert told[name]["median"] == pytest.approx(value, rel=2e-3)
+    assert told["total_s"]["high"] - told["total_s"]["low"] < plain["total_s"]["high"] - plain["total_s"]["low"]
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        ({"concurrency": 8}, "inputs have concurrency = 8: a run is one static batch"),
+        ({"btach": 8}, "inputs have btach = 8: a run is one static batch, described by model, gpu, engine, tp, pp"),
+        ({"engine_set": ["chunked_prefill_size"]}, "it must be a list of settings such as"),
+        ({"engine_set": ["nosuch=1"]}, "nosuch"),
+    ],
+)
+def test_an_input_that_says_nothing_here_is_refused(more: dict[str, Any], words: str):
+    with pytest.raises(TilecastError, match=words):
+        profile_from_run({"command": "predict", "inputs": BATCH | more, "measured": {"prefill_s": 1.0}}, GPU)
+
+
+def test_a_gpu_of_ones_own_is_planned_measured_and_calibrated_like_any_other(tilecast: Tilecast, tmp_path: Path):
+    toml = Path(hardware.__file__).parent / "gpus" / "h100_sxm.toml"
+    (tmp_path / "mine.toml").write_text(toml.read_text(encoding="utf-8"), encoding="utf-8")
+    own, profile = str(tmp_path / "mine.toml"), str(tmp_path / "mine.json")
+    planned = tilecast("calibrate", "--plan", "2", "--gpu", own, "-o", str(tmp_path / "measure.py"), "--json").json
+    said = tilecast("calibrate", "--plan", "2", "--gpu", own, "-o", str(tmp_path / "measure.py")).out
+    assert f"rows.csv--gpu{own}-oprofile.json" in "".join(said.split())
+    rows = [{**each, "measured_s": 1.1 * each["predicted_s"]} for each in planned["kernels"][:1]]
+    assert rows[0]["gpu"] == "mine"
+    kept = [{name: value for name, value in each.items() if name not in ("predicted_s", "explains_fraction")} for each in rows]
+    assert tilecast("calibrate", written(tmp_path / "rows.csv", kept), "--gpu", own, "-o", profile).code == 0
+    asked = ("predict", "Qwen/Qwen3-8B", "--gpu", own, "--tp", "2", "--batch", "8", "--isl", "256", "--osl", "16", "--json")
+    inputs = tilecast(*asked).json["inputs"]
+    (tmp_path / "run.json").write_text(json.dumps({"command": "predict", "inputs": inputs, "measured": {"decode_step_s": 0.006}}))
+    assert tilecast("calibrate", "--run", str(tmp_path / "run.json"), "--gpu", own, "-o", profile).err == ""
+    assert tilecast(*asked, "--profile", profile).code == 0

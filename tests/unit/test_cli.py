@@ -139,6 +139,10 @@ def test_compare_gives_each_gpu_as_a_ratio_to_the_first(tilecast: Tilecast) -> N
     assert [gpu["id"] for gpu in plain["gpus"]] == ["a100-sxm-80gb", "h100-sxm"]
 
 
+def test_less_memory_than_none_is_refused(tilecast: Tilecast) -> None:
+    assert refused(tilecast("gpus", "--min-memory=-5GB")) == "--min-memory -5GB must be at least 0"
+
+
 def test_compare_puts_one_gpu_beside_its_what_if(tilecast: Tilecast) -> None:
     plain = tilecast("gpus", "compare", "h100-sxm", "--set", "num_sms=264", "--json").json
     assert [(gpu["num_sms"], gpu["overrides"]) for gpu in plain["gpus"]] == [(132, {}), (264, {"num_sms": 264})]

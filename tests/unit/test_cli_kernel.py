@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tilecast import predict_kernel
-from tilecast.cli.kernels import check_columns
+from tilecast.cli.kernels import _groups, check_columns
 from tilecast.cli.main import run
 from tilecast.cli.parameters import HELP
 from tilecast.errors import InvalidInput, UnknownName
-from tilecast.kernels.base import flag
+from tilecast.kernels.base import NAMELESS, flag
 from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.registry import kernels
 
@@ -466,3 +466,89 @@ class TestColumns:
         with (tmp_path / "out.csv").open() as file:
             usual, half, slow = (float(row["median_s"]) for row in csv.DictReader(file))
         assert usual < half < slow
+
+
+@pytest.mark.parametrize(
+    "family, sizes, gpu, identity",
+    [
+        ("gemm", "--m 64 --n 4096 --k 4096", "h100-sxm", "cublas"),
+        ("gemm", "--m 64 --n 4096 --k 4096 --dtype fp8_block", "h100-sxm", "deepgemm"),
+        ("gemm", "--m 64 --n 4096 --k 4096 --batch 4", "h100-sxm", None),  # no row tells the kernel of a batched product
+        ("gemm", "--m 64 --n 4096 --k 4096 --identity triton", "h100-sxm", "triton"),
+        ("attention_decode", "--kv-len 4096 --num-heads 32", "h100-sxm", "fa3"),
+        ("attention_decode", "--kv-len 4096 --num-heads 32", "b200-sxm", "trtllm"),
+        ("attention_prefill", "--q-len 512 --num-heads 32", "l40s", "flashinfer_fa2"),
+        ("moe", "--num-tokens 64 --hidden-size 2048 --inter-size 768 --num-experts 128 --topk 8", "h100-sxm", "triton"),
+        ("all_reduce", "--bytes 1048576 --num-gpus 8", "h100-sxm", "nccl"),
+        ("softmax", "--rows 64 --cols 4096", "h100-sxm", None),
+    ],
+)
+def test_the_identity_of_an_answer_is_that_of_the_kernel_that_was_priced(tilecast, family, sizes, gpu, identity):
+    asked = ["kernel", family, "--gpu", gpu, *sizes.split()]
+    assert tilecast(*asked, "--json").json["identity"] == identity
+    line = next((line for line in tilecast(*asked).out.splitlines() if line.startswith("identity")), None)
+    assert (line is None) == (identity is None)
+    assert line is None or line.split()[1] == identity
+
+
+@pytest.mark.parametrize("family", sorted(NAMELESS))
+def test_a_name_for_the_only_kernel_of_a_family_is_refused_and_not_offered(tilecast, family):
+    record = kernels()[family]
+    assert "identity" in {entry.name for entry in fields(record)}
+    assert "--identity" not in tilecast("kernel", family, "--help").out
+    sizes = {
+        "rows": 8, "cols": 64, "op": {"elementwise": "add"}.get(family, "per_token"), "numel": 64, "batch": 2, "q_len": 64, "num_heads": 4,
+        "num_kv_heads": 4, "head_dim": 64, "vocab_size": 64, "in_channels": 8, "out_channels": 8, "height": 8, "width": 8, "kernel": 3,
+    }  # fmt: skip
+    given = {name: value for name, value in sizes.items() if name in {entry.name for entry in fields(record)}}
+    predict_kernel(record(**given), "h100-sxm")
+    with pytest.raises(InvalidInput, match="has one kernel and no names for it"):
+        predict_kernel(record(**given, identity="vector"), "h100-sxm")
+
+
+def test_csv_has_true_and_false_as_kernels_reads_them_and_parts_of_parts_as_json(tilecast, tmp_path):
+    (tmp_path / "requests.csv").write_text("input_tokens,output_tokens\n64,4\n16,2\n")
+    asked = ["predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--requests", str(tmp_path / "requests.csv"), "--csv"]
+    (line,) = csv.DictReader(tilecast(*asked).out.splitlines())
+    assert line["fits"] == "true"
+    assert json.loads(line["inputs.requests"]) == [[64, 4], [16, 2]]
+    (line,) = csv.DictReader(tilecast(*GEMM, "--why", "--csv").out.splitlines())
+    assert {lever["fact"] for lever in json.loads(line["why"])} >= {"num_sms", "dram_bytes_per_s"}
+    assert {line["reduces_in_switch"] for line in csv.DictReader(tilecast("nodes", "--csv").out.splitlines())} == {"true", "false"}
+
+
+def test_columns_that_are_only_carried_over_stay_as_they_were_written(tilecast, tmp_path):
+    cells = ["007", "1.50", "1e3", "12", "0.5", " two ", "True", "true", "", "12e45678"]
+    lines = ["family,gpu,rows,cols,sample", *(f"softmax,h100-sxm,64,64,{cell}" for cell in cells)]
+    (tmp_path / "in.csv").write_text("\n".join(lines) + "\n")
+    asked = tilecast("kernels", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv"))
+    assert (asked.code, asked.err) == (0, "tilecast: carried over unread: sample\n")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert [row["sample"] for row in csv.DictReader(file)] == cells
+
+
+@pytest.mark.parametrize(
+    "cells, words",
+    [
+        ('2,5,,"[1,2]","[3,4]"', "--q-len and --q-lens say the same"),
+        ('3,,,"[1,2]","[3,4]"', "--q-lens names 2 requests, --batch 3"),
+        (',,5,"[1,2]",', "give --kv-lens instead"),
+    ],
+)
+def test_lengths_said_twice_are_refused_in_a_file_as_they_are_on_the_command_line(tilecast, tmp_path, cells, words):
+    (tmp_path / "in.csv").write_text(f"family,gpu,num_heads,batch,q_len,kv_len,q_lens,kv_lens\nattention_prefill,h100-sxm,8,{cells}\n")
+    refused = tilecast("kernels", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv"))
+    assert refused.code == 2 and words in refused.err and refused.err.startswith("tilecast: row 1: ")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_file_without_the_needed_columns_is_refused_in_one_sentence(tilecast, tmp_path):
+    (tmp_path / "in.csv").write_text("family;gpu;m;n;k\ngemm;h100-sxm;64;64;64\n")
+    refused = tilecast("kernels", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv"))
+    assert (refused.code, refused.err) == (2, "tilecast: the column 'family' is missing; it has family;gpu;m;n;k\n")
+
+
+def test_texts_that_are_only_carried_over_do_not_break_rows_apart():
+    sizes = {"family": ["gemm"] * 3, "gpu": ["h100-sxm"] * 3, "m": [1, 2, 3], "n": [64] * 3, "k": [64] * 3}
+    assert list(_groups(sizes | {"sample": ["a", "b", None], "measured_s": [1e-6, None, 2e-6]}, 3).values()) == [[0, 1, 2]]
+    assert list(_groups(sizes | {"dtype": ["bf16", None, "bf16"]}, 3).values()) == [[0, 2], [1]]

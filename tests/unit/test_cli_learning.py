@@ -92,6 +92,9 @@ def test_trust_of_a_family_without_artifact_says_analytic(tilecast: Tilecast, sh
     assert f"{family} has no learned correction: predictions on l40s are physics alone (basis analytic)." in " ".join(result.out.split())
     found = tilecast("trust", family, "--gpu", "l40s", "--json").json
     assert (found["basis"], found["scores"]) == ("analytic", {})
+    printed = tilecast("trust", family, "--gpu", "h100-sxm", "--as-python")
+    assert printed.code == 0
+    exec(printed.out, {})
 
 
 def test_trust_of_a_measured_gpu_gives_its_error_on_held_out_shapes(tilecast: Tilecast, shipped: Path) -> None:

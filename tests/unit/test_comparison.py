@@ -189,6 +189,24 @@ def test_numbers_are_lists_and_ranges():
     assert numbers("--batch", "8:24:8,3,8") == [8, 16, 24, 3]
     assert numbers("--batch", "1:4") == [1, 2, 4]
     assert numbers("--tp", "2") == [2]
+    assert numbers("--batch", "1:100000:1")[-1] == 100_000
+
+
+@pytest.mark.parametrize("text", ["1:8:xinf", "1:8:xnan", "1:8:x1", "1:8:0", "8:1:1", "0:8", "1:2:3:4", "1:", f"1:{10**400}:x2", "1e3", ""])
+def test_a_range_that_reads_otherwise_is_refused_in_one_sentence_wherever_it_is_given(tilecast, text):
+    with pytest.raises(InvalidInput, match="must read like 8, 1,2,4 or FROM:TO:STEP"):
+        numbers("--batch", text)
+    sizes = ["--gpu", "h100-sxm", "--n", "64", "--k", "64"]
+    swept = tilecast("kernel", "gemm", *sizes, "--sweep", f"m={text}")
+    assert (swept.code, swept.out) == (2, "")
+    assert "must read NAME=FROM:TO:STEP" in swept.err and len(swept.err.splitlines()) == 1
+
+
+def test_a_range_of_too_many_numbers_is_refused_and_not_cut_short():
+    with pytest.raises(InvalidInput, match="1:1000000:1 has more than 100,000 numbers; take a larger step, or x2"):
+        numbers("--batch", "1:1000000:1")
+    with pytest.raises(InvalidInput, match="more than 100,000 numbers"):
+        numbers("--batch", "1:60000:1,60001:120000:1")
 
 
 def test_progress_comes_after_a_second_and_goes_to_stderr(monkeypatch):

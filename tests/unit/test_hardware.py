@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tilecast import hardware
+from tilecast import hardware, predict_kernel
 from tilecast.errors import MissingData, SpecError, UnknownName
 from tilecast.execution.cache import hit_fraction
 from tilecast.hardware.catalogue import GPU_FOLDER
+from tilecast.kernels.gemm import Gemm
 
 H100 = (GPU_FOLDER / "h100_sxm.toml").read_text()
 
@@ -157,3 +158,34 @@ def test_what_all_sms_read_lies_in_both_halves_of_a_partitioned_l2():
     most = 0.8 * h100.l2_bytes
     assert hit_fraction(most, h100) == 0.0 and hit_fraction(most, h100, same_sm=True) == 1.0
     assert hit_fraction(0.8 * l40s.l2_bytes, l40s) == 1.0
+
+
+@pytest.mark.parametrize("base", ["h100-sxm", "rtx-6000-ada", "mi300x"])  # measured, with a measured sibling, with none
+@pytest.mark.parametrize("factor", [1.2, 2.2])
+def test_a_what_if_part_is_the_same_part_from_a_file_and_from_overrides(tmp_path: Path, base: str, factor: float) -> None:
+    spec = hardware.gpu(base)
+    changes = {"dram_bytes_per_s": factor * spec.dram_bytes_per_s, "num_sms": spec.num_sms + 8}
+    (tmp_path / "wide.toml").write_text(f'base = "{base}"\n' + "".join(f"{fact} = {value!r}\n" for fact, value in changes.items()))
+    (tmp_path / "wider.toml").write_text(f'base = "{tmp_path / "wide.toml"}"\n')
+    launch = Gemm(m=[1, 64, 4096], n=5120, k=5120)
+    expected = predict_kernel(launch, base, overrides=changes)
+    for file in ("wide.toml", "wider.toml"):
+        found = predict_kernel(launch, str(tmp_path / file))
+        assert hardware.as_catalogued(found.gpu) is spec
+        for name in ("median_s", "low_s", "high_s", "bound_s", "analytic_s"):
+            assert getattr(found, name) == pytest.approx(getattr(expected, name), rel=1e-12)
+        assert found.basis.tolist() == expected.basis.tolist()
+    assert "base" not in spec.facts() and spec.base == ""
+
+
+def test_products_of_16_bits_run_in_fp32_lanes_where_these_are_faster() -> None:
+    """P4 has one fp16 lane for 64 of fp32: cuBLAS reads fp16 and multiplies in fp32, so fp16's own rate bounds nothing."""
+    p4, p100 = hardware.gpu("p4"), hardware.gpu("p100-pcie-16gb")
+    assert p4.vector_rate("fp16") == pytest.approx(p4.vector_rate("fp32") / 64, rel=0.01)
+    assert p4.matrix_rate("fp16") == p4.matrix_rate("fp32")
+    assert p100.matrix_rate("fp16") == p100.vector_rate("fp16") > p100.vector_rate("fp32")
+    half, single = (predict_kernel(Gemm(m=2048, n=2048, k=2048, dtype=dtype), "p4") for dtype in ("fp16", "fp32"))
+    # 2 x 2048^3 FLOP on 20 SMs x 256 FLOP per clock
+    assert half.bound_s[0] == pytest.approx(2 * 2048**3 / (p4.num_sms * 256 * p4.highest_clock_hz), rel=1e-6)
+    assert half.bound_s[0] == single.bound_s[0]
+    assert half.analytic_s[0] <= single.analytic_s[0]

@@ -344,3 +344,31 @@ def test_as_python_asks_why_too(tilecast):
     scope: dict = {}
     exec("\n".join([*before, f"result = {last}"]), scope)
     assert json.loads(json.dumps(scope["result"].to_dict())) == wanted
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "Qwen/Qwen3-32B --gpu h100-sxm --tp 2 --batch 32 --isl 2048",
+        "deepseek-ai/DeepSeek-R1 --gpu b200-sxm --tp 8 --batch 16 --isl 1024",
+        "Qwen/Qwen3-30B-A3B --gpu rtx-6000-ada --tp 2 --ep 2 --batch 8 --isl 1000 --quant fp8",
+        "openai/gpt-oss-120b --gpu h100-sxm --batch 4 --isl 100 --engine vllm",
+    ],
+)
+def test_a_line_of_the_breakdown_says_all_that_the_kernel_command_needs_to_give_the_same_time(tilecast, asked):
+    answer = tilecast("predict", *asked.split(), "--osl", "2", "--json").json
+    kernels = [part for part in answer["breakdown"] if part["dtype"] is not None]
+    assert {part["family"] for part in answer["breakdown"]} - {part["family"] for part in kernels} == {"host"}
+    for part in kernels:
+        given = part["sizes"] | part["options"] | {"identity": part["identity"], "dtype": part["dtype"]}
+        options = [
+            word for name, value in given.items() if value is not None for word in (f"--{name.replace('_', '-')}", str(value).lower())
+        ]
+        timing = ["--cache", part["cache"], "--engine", part["engine"]]
+        alone = tilecast("kernel", part["family"], "--gpu", answer["inputs"]["gpu"], *options, *timing, "--json").json
+        once = part["median_s"] / part["launches_per_step"]
+        if part["beside"] is None:
+            assert alone["median_s"] == pytest.approx(once, rel=1e-9)
+            assert alone["basis"] == part["basis"]
+        else:
+            assert alone["median_s"] > once  # only what it takes longer than the call it runs beside

@@ -1,6 +1,7 @@
 """`tilecast step`: the two clocks by hand, laws of a step, and its command."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -327,3 +328,39 @@ def test_the_trace_is_what_perfetto_opens(tilecast, tmp_path):
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in drawn)
     spans = {cat: [(each["ts"], each["ts"] + each["dur"]) for each in drawn if each["cat"] == cat] for cat in ("stream", "collectives")}
     assert any(a < y and x < b for a, b in spans["collectives"] for x, y in spans["stream"])  # gathers run beside kernels
+
+
+def test_a_text_shorter_than_the_saved_graphs_says_so_when_torch_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r"12 tokens: the saved graph is for 64 and more\) needs the extra 'torch'"):
+        predict_step("GPT2-Large", "h100-sxm", batch=8, seq=12)
+    with pytest.raises(MissingExtra, match=r"\(inference, bf16, eager attention\) needs"):
+        predict_step("GPT2-Large", "h100-sxm", batch=8, seq=12, dtype="bf16")
+
+
+def test_an_optimizer_of_a_forward_pass_is_refused(tilecast):
+    asked = "step GPT2-Large --gpu h100-sxm --batch 8 --seq 128 --optimizer adamw".split()
+    refused = tilecast(*asked, "--json")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == "tilecast: --optimizer adamw is for training: an inference pass updates nothing\n"
+    assert tilecast(*asked, "--mode", "training", "--json").code == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "step GPT2-Large --batch 8 --seq 128 --tp 2", "kernel all_reduce --bytes 1024 --num-gpus 8",
+        "predict Qwen/Qwen3-8B --tp 2 --batch 1 --isl 16 --osl 2",
+    ],
+)  # fmt: skip
+def test_another_gpus_box_is_used_with_a_note_and_an_unknown_one_is_refused(tilecast, asked):
+    note = "tilecast: dgx-b200 holds b200-sxm, not h100-sxm: only its links are used\n"
+    for node, expected in (("dgx-b200", note), ("dgx-h100", "")):
+        answered = tilecast(*asked.split(), "--gpu", "h100-sxm", "--node", node, "--json")
+        assert (answered.code, answered.err) == (0, expected)
+    assert tilecast(*asked.split(), "--gpu", "h100-sxm", "--node", "nosuch").code == 2
+
+
+def test_an_unknown_box_is_refused_for_one_gpu_too():
+    with pytest.raises(UnknownName, match="nosuch"):
+        predict_step("GPT2-Large", "h100-sxm", batch=8, seq=128, node="nosuch")

@@ -79,3 +79,21 @@ def test_wrong_input_is_one_sentence(tilecast, arguments, message):
     shown = tilecast("support", *arguments)
     assert (shown.code, shown.out) == (2, "")
     assert message in shown.err and len(shown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "Qwen/Qwen3-8B --gpu h100-sxm --quant fp8",
+        "Qwen/Qwen3-8B --gpu t4 --quant fp16",  # its bf16 is refused with this advice
+        "deepseek-ai/DeepSeek-V3 --gpu h200-sxm --tp 8 --ep 8 --dp-attention 8",
+        "Qwen/Qwen3-8B --gpu h100-sxm --tp 2 --pp 2",
+        "Qwen/Qwen3-8B --gpu h100-sxm --isl 50000 --allow-longer-context",
+    ],
+)
+def test_what_predict_can_be_asked_of_a_batch_its_support_can_too(tilecast, asked):
+    sizes = ["--batch", "32", "--osl", "256", *([] if "--isl" in asked else ["--isl", "2048"])]
+    predicted, supported = tilecast("predict", *asked.split(), *sizes, "--json"), tilecast("support", *asked.split(), "--json")
+    assert supported.code == 0 and supported.err == predicted.err
+    assert supported.json["inputs"] == predicted.json["inputs"]
+    assert supported.json["share_by_basis"] == pytest.approx(predicted.json["basis_shares"])

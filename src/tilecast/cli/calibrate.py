@@ -1,5 +1,6 @@
 """`tilecast calibrate`: a profile of a GPU from measured kernels or a measured run, and a script that measures what tells most."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def plan_report(gpu: GpuSpec, asked: str, planned: int, target: str) -> Report:
         )
         for place, each in enumerate(chosen)
     ]
-    after = f"tilecast calibrate rows.csv --gpu {gpu.id} -o profile.json"
+    after = f"tilecast calibrate rows.csv --gpu {shlex.quote(asked)} -o profile.json"
     columns = ("", "family", "dtype", "sizes", "bound by", "predicted", "explained so far")
     return Report(
         answer=f"{target} times {len(chosen)} kernels on {gpu.label}: run it there, then `{after}`.",

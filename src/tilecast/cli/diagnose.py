@@ -27,7 +27,7 @@ EVERY_S = 2.0
 
 @click.command(name="diagnose")
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True)
-@click.option("--gpu", help="Catalogue id or device string [default: what the trace says].")
+@click.option("--gpu", help="Catalogue id, device string, or the path of a TOML file [default: what the trace says].")
 @click.option("--against", metavar="OTHER", help="Another run, a trace or a folder of them: explain the difference.")
 @click.option("--against-gpu", help="The other run's GPU [default: what its trace says].")
 @click.option("--names", metavar="FILE.toml", help="Further kernel names, tried before the package's own.")

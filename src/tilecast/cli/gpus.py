@@ -189,9 +189,12 @@ def _list_answer(chosen: list[GpuSpec], num_all: int) -> str:
 
 def _memory(text: str) -> float:
     try:
-        return units.parse("dram_bytes", text)
+        least_bytes = units.parse("dram_bytes", text)
     except InvalidInput as problem:
         raise InvalidInput(str(problem).replace("dram_bytes =", "--min-memory")) from None
+    if least_bytes < 0:
+        raise InvalidInput(f"--min-memory {text} must be at least 0")
+    return least_bytes
 
 
 def _best_dtype(spec: GpuSpec) -> str:

@@ -13,8 +13,11 @@ from tilecast import hardware, units
 from tilecast.cli.files import target
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, refuse_as_python, say
 from tilecast.cli.parameters import FLAGS, HELP, LISTS, RATES, TEXTS, check_lengths, check_missing, checked_engine, option, parsed
+from tilecast.cli.ranges import MOST_NUMBERS, span
 from tilecast.errors import InvalidInput, MissingExtra, SpecError
 from tilecast.execution.protocol import CACHES, TIMERS
+from tilecast.kernels.base import NAMELESS, identity_on
+from tilecast.kernels.collectives import node_of
 from tilecast.predictors.kernel import KernelPrediction, predict_kernel
 from tilecast.report import Grid, Report, versions
 
@@ -32,7 +35,6 @@ LEVERS = {
 OF_COLLECTIVES = ("boost_clock_hz", "dram_bytes_per_s")  # facts of the GPU that a collective may feel
 BATCHES = ("num_tokens", "m", "batch", "rows")  # sizes that count what is done at once, the first that a kernel has
 PLOTS = (".png", ".svg", ".pdf", ".html")
-MOST_POINTS = 100_000  # of a sweep
 LARGEST_FACTOR = 16.0
 
 
@@ -59,7 +61,12 @@ def family_command(kernel: Any) -> click.Command:
     params: list[click.Parameter] = [
         click.Option(["--gpu"], required=True, help="Catalogue id, device string, or the path of a TOML file.")
     ]
-    params += [click.Option([option(entry.name), entry.name], help=_help(entry)) for entry in fields(kernel) if entry.name != "engine"]
+    shown = {"identity": kernel.family not in NAMELESS}  # one that is given all the same is refused with its reason
+    params += [
+        click.Option([option(entry.name), entry.name], help=_help(entry), hidden=not shown.get(entry.name, True))
+        for entry in fields(kernel)
+        if entry.name != "engine"
+    ]
     params += [
         click.Option(["--engine"], help="In which engine it runs: sglang, vllm, trtllm, or pytorch [default: sglang]."),
         click.Option(["--timer"], default="profiler", show_default=True, help=f"How it is timed: {', '.join(TIMERS)}."),
@@ -99,7 +106,12 @@ def _callback(kernel: Any) -> Any:
             refuse_as_python(explain=asked["explain"], why=asked["why"], plot=asked["plot_path"])
         if note := hardware.resolution_note(asked["gpu"]):
             say(note)
-        emit(kernel_report(kernel, parameters, asked), **output)
+        report = kernel_report(kernel, parameters, asked)
+        if "node" in parameters:
+            spec = hardware.gpu(asked["gpu"])
+            if foreign := hardware.foreign_note(node_of(spec, parameters["node"]), spec):
+                say(foreign)
+        emit(report, **output)
 
     return run
 
@@ -174,7 +186,7 @@ def record(prediction: KernelPrediction, parameters: dict[str, Any], overrides: 
         "demand": {name: float(values[row]) for name, values in analysis.demand_s.items()},
         "waves": float(analysis.placement.waves[row]),
         "tile": str(analysis.variant[row]),
-        "identity": getattr(prediction.kernel, "identity", None),
+        "identity": identity_on(prediction.kernel, prediction.gpu, row),
         "protocol": {"timer": prediction.protocol.timer, "cache": prediction.protocol.cache},
         "clock_hz": float(analysis.clock_hz[row]),
         "inputs": {
@@ -198,12 +210,13 @@ def _answer(prediction: KernelPrediction, parameters: dict[str, Any]) -> str:
 
 
 def _headline(prediction: KernelPrediction) -> Grid:
-    analysis = prediction.analysis
+    analysis, runs = prediction.analysis, identity_on(prediction.kernel, prediction.gpu)
     rows = [
         ("latency", units.interval_s(prediction.median_s[0], prediction.low_s[0], prediction.high_s[0]), "median and 80 % interval"),
         ("bound", units.human("_s", prediction.bound_s[0]), "largest demand at the highest clock"),
         ("efficiency", f"{100 * prediction.efficiency[0]:.0f} %", "bound / latency"),
         ("basis", str(prediction.basis[0]), "what the number rests on"),
+        *([("identity", runs, "the kernel; left open, what the newest SGLang runs")] if runs else []),
         *([("profile", prediction.profile.id, prediction.profile.words)] if prediction.profile else []),
         ("clock", units.human("_hz", analysis.clock_hz[0]), "sustained under the power limit"),
         ("launch", units.human("_s", analysis.launch_s[0]), f"timer {prediction.protocol.timer}"),
@@ -363,21 +376,13 @@ def _factor_for(time_s: Callable[[float], float], goal_s: float) -> float | None
 
 def sweep_values(text: str) -> tuple[str, np.ndarray]:
     """("m", [1, 2, 4, ...]) from "m=1:8192:x2", or every 64th from "m=64:4096:64"."""
-    name, _, span = text.partition("=")
-    parts = span.split(":")
+    name, _, asked = text.partition("=")
     try:
-        start, stop = int(parts[0]), int(parts[1])
-        step = parts[2] if len(parts) > 2 else "x2"
-        values, value = list[int](), start
-        while value <= stop and len(values) < MOST_POINTS:
-            values.append(value)
-            value = max(value + 1, round(value * float(step[1:]))) if step.startswith("x") else value + int(step)
-        if start < 1 or stop < start or value <= start or (step.startswith("x") and float(step[1:]) <= 1.0):
-            raise ValueError
-    except (ValueError, IndexError):
+        values = span(asked)
+    except ValueError:
         raise InvalidInput(f"--sweep {text!r} must read NAME=FROM:TO:STEP, e.g. m=1:8192:x2 or m=64:4096:64") from None
-    if value <= stop:
-        raise InvalidInput(f"--sweep {text!r} has more than {MOST_POINTS:,} points; take a larger step, or x2")
+    if len(values) > MOST_NUMBERS:
+        raise InvalidInput(f"--sweep {text!r} has more than {MOST_NUMBERS:,} points; take a larger step, or x2")
     return name.strip(), np.array(values)
 
 

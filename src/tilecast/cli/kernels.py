@@ -10,7 +10,7 @@ import numpy as np
 
 from tilecast import units
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
-from tilecast.cli.parameters import RATES, TEXTS, checked_engine
+from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, checked_engine
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
 from tilecast.report import Report, versions
 
@@ -71,9 +71,9 @@ def check_columns(columns: dict[str, list[Any]]) -> list[str]:
 
     from tilecast.kernels.registry import kernels
 
-    parameters = {entry.name for record in kernels().values() for entry in fields(record)}
-    known = {*COMMON, *ADDED, *OF_MEASUREMENTS, *parameters}
-    unread = [name for name in columns if name not in known]
+    _check_has(columns)
+    parameters = _parameters()
+    unread = [name for name in columns if name and name not in _known()]
     for name in unread:
         if near := get_close_matches(name, sorted({*COMMON, *parameters}), n=1, cutoff=MISSPELT):
             families = sorted({str(family) for family in columns.get("family", []) if str(family) in kernels()})
@@ -81,6 +81,22 @@ def check_columns(columns: dict[str, list[Any]]) -> list[str]:
             allowed = ", ".join(dict.fromkeys([*COMMON, *own]))
             raise InvalidInput(f"unknown column {name!r}: did you mean {near[0]}? Allowed here are {allowed}")
     return unread
+
+
+def _parameters() -> set[str]:
+    from tilecast.kernels.registry import kernels
+
+    return {entry.name for record in kernels().values() for entry in fields(record)}
+
+
+def _known() -> set[str]:
+    return {*COMMON, *ADDED, *OF_MEASUREMENTS, *_parameters()}
+
+
+def _check_has(columns: dict[str, list[Any]]) -> None:
+    for name in ("family", "gpu"):
+        if name not in columns:
+            raise InvalidInput(f"the column {name!r} is missing; it has {', '.join(columns)}")
 
 
 def check_target(path: Path) -> None:
@@ -95,9 +111,7 @@ def predict_rows(
     columns: dict[str, list[Any]], *, keep_going: bool = False, profile: str | None = None
 ) -> tuple[dict[str, list[Any]], list[tuple[int, str]]]:
     """The added columns, in row order, and the rows that could not be predicted with the reason."""
-    for name in ("family", "gpu"):
-        if name not in columns:
-            raise InvalidInput(f"the column {name!r} is missing; it has {', '.join(columns)}")
+    _check_has(columns)
     num_rows = len(columns["family"])
     added: dict[str, list[Any]] = {name: [None] * num_rows for name in ADDED}
     bad: list[tuple[int, str]] = []
@@ -122,7 +136,8 @@ def _told(profile: str) -> dict[str, Any]:
 
 
 def _groups(columns: dict[str, list[Any]], num_rows: int) -> dict[tuple[Any, ...], list[int]]:
-    """Rows that differ only in whole-number sizes go through the model together."""
+    """Rows that differ only in whole-number sizes, or in what is only carried over, go through the model together."""
+    columns = {name: values for name, values in columns.items() if name in COMMON or name in _parameters()}
     texts = [name for name, values in columns.items() if any(isinstance(value, str | bool) for value in values)]
     keys = list(dict.fromkeys([*(name for name in (*COMMON, *SINGLE) if name in columns), *texts]))
     empty = [name for name in columns if name not in keys]
@@ -149,6 +164,9 @@ def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[s
         if name in known and value is not None:
             is_one = name in SINGLE or isinstance(value, str | bool)
             arguments[name] = _single(name, value) if is_one else np.array([columns[name][row] for row in rows])
+    if any(name in arguments for name in LISTS):
+        for row in rows:
+            check_lengths({name: columns[name][row] for name in arguments})
     try:
         built = record(**arguments)
     except TypeError as problem:
@@ -174,7 +192,8 @@ def _single(name: str, value: Any) -> Any:
 
 
 def read(path: Path) -> dict[str, list[Any]]:
-    """Columns of a CSV or parquet file; an empty cell is None, whole numbers and true / false are values."""
+    """Columns of a CSV or parquet file; an empty cell is None, whole numbers and true / false are values. What is only carried over stays
+    the text it is where a number would be written otherwise, such as 007."""
     if not path.is_file():
         raise MissingData(f"no file {path}")
     if path.suffix == ".parquet":
@@ -199,7 +218,8 @@ def read(path: Path) -> dict[str, list[Any]]:
         names = [name.strip() for name in header]
         if twice := next((name for name in names if name and names.count(name) > 1), None):
             raise InvalidInput(f"{path} has the column {twice!r} twice")
-        columns = {name: [_value(line[place]) for line in lines] for place, name in enumerate(names)}
+        known = _known()
+        columns = {name: [(_value if name in known else _carried)(line[place]) for line in lines] for place, name in enumerate(names)}
     if not columns or not next(iter(columns.values())):
         raise InvalidInput(f"{path} has no rows")
     return columns
@@ -220,6 +240,11 @@ def _value(text: str) -> Any:
     except ValueError:
         return plain
     return int(number) if number.is_integer() else number
+
+
+def _carried(text: str) -> Any:
+    value = _value(text)
+    return value if value is None or str(_cell(value)) == text else text
 
 
 def write(path: Path, columns: dict[str, list[Any]]) -> None:

@@ -23,7 +23,9 @@ MOST_SHOWN = 8
 @click.option("--batch", type=int, help="Texts in the batch, all micro-batches together.")
 @click.option("--seq", type=int, help="Tokens of each text; of an encoder-decoder, both lengths.")
 @click.option("--dtype", help="fp32 (TF32 off), tf32, bf16, fp16, or amp: autocast to bf16 [default: fp32; of a traced graph: its own].")
-@click.option("--runtime", default="eager", show_default=True, help="How PyTorch runs it.")
+@click.option(
+    "--runtime", default="eager", show_default=True, help="How PyTorch runs it: eager, compiled, or compiled-2.1, as PyTorch 2.1 did."
+)
 @click.option("--attention", help="eager (three operators) or sdpa, flash (one kernel) [default: eager; MPT: flash].")
 @click.option("--dp", type=int, default=1, show_default=True, help="Replicas: each takes a part of the batch, gradients are added.")
 @click.option(
@@ -86,6 +88,8 @@ def command(
         emit(Report(answer="", python=python), as_json=as_json, as_csv=as_csv, as_python=as_python)
         return
     found = predict_step(model, gpu, optimizer=rule, overrides=overrides, draw=timeline is not None, **given)
+    if optimizer and found.inputs["mode"] == "inference":
+        raise InvalidInput(f"--optimizer {optimizer} is for training: an inference pass updates nothing")
     for text in found.notes:
         say(text)
     if timeline is not None:

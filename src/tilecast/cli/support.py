@@ -19,23 +19,33 @@ MEANING = {
     "analytic": "physics alone, with fitted constants",
 }
 
+UNSAID = {"pp": 1, "ep": 1, "dp_attention": 1, "quant": None, "allow_longer_context": False}  # defaults that change nothing
+
 
 @click.command(name="support")
 @click.argument("model")
-@click.option("--gpu", required=True, help="Catalogue id or device string.")
+@click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file.")
 @click.option("--engine", default="sglang", show_default=True, help="Which engine serves the model.")
 @click.option("--tp", type=int, default=1, show_default=True, help="Tensor parallel: GPUs that share every layer.")
+@click.option("--pp", type=int, default=1, show_default=True, help="Pipeline parallel: stages that hold runs of layers.")
+@click.option("--ep", type=int, default=1, show_default=True, help="Expert parallel: ranks, of the tp GPUs, that hold whole experts.")
+@click.option("--dp-attention", type=int, default=1, show_default=True, help="Data-parallel attention: groups, of the tp GPUs.")
 @click.option("--batch", type=int, default=32, show_default=True, help="Requests: sizes decide whether data reach that far.")
 @click.option("--isl", type=int, default=2048, show_default=True, help="Input tokens of each.")
 @click.option("--osl", type=int, default=256, show_default=True, help="Output tokens of each.")
 @click.option("--node", help="The box, as in `tilecast nodes`.")
+@click.option("--quant", help="Weights: bf16, fp16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
 @click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
+@click.option("--allow-longer-context", is_flag=True, help="Answer for lengths beyond the model's limit all the same.")
 @output_options
 def command(model: str, gpu: str, as_json: bool, as_csv: bool, as_python: bool, **given: Any) -> None:
     """Which data each kernel of a model rests on: GPU, engines, rows, sources, and how far such predictions were off."""
     if note := hardware.resolution_note(gpu):
         say(note)
+    given = {name: value for name, value in given.items() if name not in UNSAID or value != UNSAID[name]}
     found = predict(model, gpu, **given)
+    for warning in found.warnings:
+        say(warning)
     line = command_line("support", model, gpu=gpu, **given)
     arguments = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
     python = (

@@ -19,7 +19,7 @@ MEANING = {
 
 @click.command(name="trust")
 @click.argument("family")
-@click.option("--gpu", required=True, help="Catalogue id or device string.")
+@click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file.")
 @output_options
 def command(family: str, gpu: str, **output: bool) -> None:
     """The measured accuracy of one family on one GPU, from the shipped manifest."""
@@ -27,15 +27,16 @@ def command(family: str, gpu: str, **output: bool) -> None:
         raise UnknownName.among("family", family, kernels())
     if note := hardware.resolution_note(gpu):
         say(note)
-    emit(report(family, hardware.gpu(gpu)), **output)
+    emit(report(family, hardware.gpu(gpu), gpu), **output)
 
 
-def report(family: str, gpu: hardware.GpuSpec) -> Report:
+def report(family: str, gpu: hardware.GpuSpec, asked: str) -> Report:
     correction = load(family)
-    line = command_line("trust", family, gpu=gpu.id)
+    line = command_line("trust", family, gpu=asked)
     python = f"from tilecast.learning.correction import load\nload({family!r}).manifest"
     if correction is None:
         answer = f"{family} has no learned correction: predictions on {gpu.id} are physics alone (basis analytic)."
+        python = f"from tilecast.learning.correction import load\nload({family!r})  # None: nothing is learned of it"
         payload = {"family": family, "gpu": gpu.id, "basis": "analytic", "scores": {}, "versions": versions()}
         return Report(answer=answer, payload=payload, records=[payload], python=python, command=line)
     scores = {basis: table[gpu.id] for basis, table in correction.manifest["scores"].items() if gpu.id in table}

@@ -10,7 +10,6 @@ from tilecast.engines.predict import HOST, Part, Prediction
 from tilecast.hardware import GpuSpec
 from tilecast.learning.correction import Correction, kernel_key, load
 from tilecast.learning.features import NAMES, SIZES, Launches, asked_names
-from tilecast.workloads.aggregate import weakest
 from tilecast.workloads.graph import KernelCall
 
 HELD_OUT = {"extrapolated-shape": "interpolated"}  # basis -> whose scores tell most about it
@@ -41,12 +40,12 @@ class Support:
 
 
 def support(found: Prediction) -> tuple[Support, ...]:
-    """Every distinct kernel of `found`, the largest share first; the host among them."""
+    """Every distinct kernel of `found`, once for each basis, the largest share first; the host among them."""
     total_s = found.total_s.median
-    groups: dict[tuple[str, str], list[Part]] = {}
+    groups: dict[tuple[str, str, str], list[Part]] = {}
     for part in found.breakdown:
-        groups.setdefault((part.family, _key(part.call, found.gpu, found.engine)), []).append(part)
-    supports = [_support(family, key, parts, found, total_s) for (family, key), parts in groups.items()]
+        groups.setdefault((part.family, _key(part.call, found.gpu, found.engine), part.basis), []).append(part)
+    supports = [_support(family, key, parts, found, total_s) for (family, key, _), parts in groups.items()]
     return tuple(sorted(supports, key=lambda entry: -entry.share_fraction))
 
 
@@ -59,7 +58,7 @@ def by_basis(supports: tuple[Support, ...]) -> dict[str, float]:
 
 
 def _support(family: str, key: str, parts: list[Part], found: Prediction, total_s: float) -> Support:
-    call, basis = parts[0].call, weakest([part.basis for part in parts])
+    call, basis = parts[0].call, parts[0].basis
     correction = load(family) if family in SIZES and basis != "analytic" else None
     known = correction.stand_in(found.gpu, key) if correction is not None and call is not None else None
     return Support(

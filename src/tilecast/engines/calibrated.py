@@ -24,7 +24,8 @@ from tilecast.predictors.calibrated import LONGEST_S, SHORTEST_S, sites_of_predi
 from tilecast.workloads.aggregate import StepTime
 
 MEASURED = ("prefill_s", "decode_step_s", "total_s")
-ASKED = ("model", "gpu", "engine", "tp", "node", "kv_dtype", "batch", "isl", "osl", "requests")
+ASKED = ("engine", "tp", "pp", "ep", "dp_attention", "node", "quant", "kv_dtype", "batch", "isl", "osl", "requests")
+INPUTS = ("model", "gpu", *ASKED, "engine_set", "set", "profile")  # a profile that the prediction had does not change what was measured
 RUN_NOISE = 0.015  # log: the same run once more
 LARGEST_FACTOR = 10.0
 ROUNDS = 5
@@ -128,20 +129,33 @@ def _measured(run: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
+def _settings(given: Any) -> dict[str, str]:
+    """{"max_num_seqs": "64"} from ["max_num_seqs=64"]."""
+    texts = given if isinstance(given, list) else [] if given is None else [given]
+    pairs = [str(text).partition("=") for text in texts]
+    if wrong := [text for text, (name, _, value) in zip(texts, pairs, strict=True) if not name.strip() or not value.strip()]:
+        raise InvalidInput(f"inputs have engine_set = {wrong[0]!r}: it must be a list of settings such as ['chunked_prefill_size=4096']")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
 def _predicted(run: Mapping[str, Any], gpu: GpuSpec) -> Prediction:
     """What is predicted of the run without a profile."""
     inputs = run.get("inputs")
     if not isinstance(inputs, dict):
         raise InvalidInput("the run has no 'inputs': they are those of the JSON that 'tilecast predict --json' prints")
     told = inputs.get("gpu")
-    if told is not None and hardware.gpu(str(told)).id != gpu.id:
+    if told not in (None, gpu.id) and hardware.gpu(str(told)).id != gpu.id:
         raise InvalidInput(f"the run was on {told}, not on {gpu.id}")
     if not inputs.get("model"):
         raise InvalidInput("inputs lack the model")
     if inputs.get("set"):
         raise InvalidInput(f"inputs have set = {inputs['set']}: a run is measured on a real GPU, not on a what-if one")
-    asked = {name: value for name, value in inputs.items() if name in ASKED and name not in ("model", "gpu") and value is not None}
-    predicted = predict(inputs["model"], gpu, **asked)
+    if strange := [name for name, value in inputs.items() if name not in INPUTS and value is not None]:
+        what = f"inputs have {strange[0]} = {inputs[strange[0]]!r}"
+        raise InvalidInput(f"{what}: a run is one static batch, described by {', '.join(name for name in INPUTS if name != 'profile')}")
+    asked = {name: inputs[name] for name in ASKED if inputs.get(name) is not None}
+    # Lengths beyond the model's limit were measured all the same.
+    predicted = predict(inputs["model"], gpu, **asked, engine_settings=_settings(inputs.get("engine_set")), allow_longer_context=True)
     for name, value in _measured(run).items():
         median = getattr(predicted, name).median
         if median and not median / LARGEST_FACTOR <= value <= median * LARGEST_FACTOR:

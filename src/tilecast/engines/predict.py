@@ -67,6 +67,7 @@ class Interval:
 
 
 NOTHING = Interval(0.0, 0.0, 0.0)
+OPTIONS = ("kv_dtype", "op", "distribution", "moe_pass", "node")  # of kernels: names, where sizes are numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +95,20 @@ class Part:
     def to_dict(self) -> dict[str, Any]:
         times = {"median_s": self.time.median, "low_s": self.time.low, "high_s": self.time.high}
         return {
-            "phase": self.phase, "name": self.name, "family": self.family, "identity": self.identity, "sizes": dict(self.sizes),
+            "phase": self.phase, "name": self.name, "family": self.family, "identity": self.identity, **asked_of(self.call),
+            "sizes": dict(self.sizes),
             "launches_per_step": self.launches_per_step, **times, "bound_s": self.bound_s, "share_fraction": self.share_fraction,
             "bound_by": self.bound_by, "efficiency": self.efficiency, "basis": self.basis,
         }  # fmt: skip
+
+
+def asked_of(call: KernelCall | None) -> dict[str, Any]:
+    """What else a launch was priced with: with its sizes, `tilecast kernel` gives its time again. The host has none of it."""
+    if call is None:
+        return {"dtype": None, "cache": None, "engine": None, "options": {}, "beside": None}
+    chosen = {name: getattr(call.kernel, name, None) for name in OPTIONS}
+    options = {name: getattr(value, "id", value) for name, value in chosen.items() if value is not None}
+    return {"dtype": call.kernel.dtype, "cache": call.cache, "engine": call.measured_in, "options": options, "beside": call.beside}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,8 +413,8 @@ def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | 
     found = list(config.notes)
     if config.max_context is not None and (longest := _longest(config, batch)) > config.max_context:
         found.append(f"{longest:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
-    if node is not None and node.gpu != gpu.id:
-        found.append(f"{node.id} holds {node.gpu}, not {gpu.id}: only its links are used")
+    if node is not None and (foreign := hardware.foreign_note(node, gpu)):
+        found.append(foreign)
     return tuple(found)
 
 

@@ -168,6 +168,8 @@ def predict_layouts(
     _refuse_master(asked)
     if network_bytes_per_s is not None and not network_bytes_per_s > 0:
         raise InvalidInput(f"network_bytes_per_s = {network_bytes_per_s!r} must be above 0")
+    if node is not None:
+        node_of(spec, node)  # a box that nobody knows is refused, needed or not
     box: Box | None = None
     graphs: dict[object, Divided] = {}
     kernels: dict[object, Priced] = {}
@@ -433,7 +435,7 @@ def _together(
         basis=weakest([found.basis, "analytic"] if done.collectives else [found.basis]),
         breakdown=parts_of(found, done, tuple(part for part in lines if part.name != HOST), layout, total_s),
         inputs=_inputs(asked, layout, divided.whole) | {"node": box.node.id},
-        notes=graph.notes,
+        notes=(*graph.notes, *filter(None, [hardware.foreign_note(box.node, asked.gpu)])),
         num_gpus=layout.num_gpus,
         collectives=done.collectives,
         spans=_with_optimizer(done, optimizer_s, str(asked.optimizer)) if draw else (),

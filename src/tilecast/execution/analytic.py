@@ -141,8 +141,8 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
             name: each(tasks.num_tasks * amount) / (per_clock * gpu.num_sms * gpu.highest_clock_hz)
             for name, (amount, per_clock) in work.items()
         }
-        if "l2" in busy:
-            demand["l2"] = each(tasks.num_tasks * tasks.l2_bytes) / (gpu.l2_bytes_per_s or gpu.num_sms * l2_per_s)
+        if "l2" in busy:  # SMs that share what they fetch take in more than L2 gives out
+            demand["l2"] = each(tasks.num_tasks * tasks.l2_bytes / maximum(gpu.num_sms * l2_per_s, gpu.l2_bytes_per_s or 0.0))
         busy_each = {name: each(seconds) for name, seconds in busy.items()}
         return Analysis(
             bound_s=each(bound_s),
@@ -259,7 +259,7 @@ def matrix_rate(gpu: GpuSpec, dtype: str) -> tuple[float, bool]:
     if dtype in gpu.tensor_flop_per_clock_per_sm:
         return gpu.tensor_flop_per_clock_per_sm[dtype], True
     if dtype in gpu.vector_flop_per_clock_per_sm:
-        return gpu.vector_flop_per_clock_per_sm[dtype], False
+        return gpu.vector_flop_per_clock_per_sm[gpu.lanes(dtype)], False
     known = sorted({*gpu.tensor_flop_per_clock_per_sm, *gpu.vector_flop_per_clock_per_sm})
     raise SpecError(f"{gpu.id} has no {dtype} matrix rate; it has {', '.join(known)}")
 

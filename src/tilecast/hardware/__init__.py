@@ -1,10 +1,21 @@
 """Every GPU and node fact, in one sourced place."""
 
-from tilecast.hardware.catalogue import as_catalogued, catalogue_hash, gpu, gpu_ids, gpus, node, node_ids, nodes, resolution_note
-from tilecast.hardware.node_spec import NodeSpec, default_node
+from tilecast.hardware.catalogue import (
+    as_catalogued,
+    catalogue_hash,
+    foreign_note,
+    gpu,
+    gpu_ids,
+    gpus,
+    node,
+    node_ids,
+    nodes,
+    resolution_note,
+)
+from tilecast.hardware.node_spec import NodeSpec, default_node, default_node_id
 from tilecast.hardware.spec import GpuSpec, Source, with_overrides
 
 __all__ = [
-    "GpuSpec", "NodeSpec", "Source", "as_catalogued", "catalogue_hash", "default_node", "gpu", "gpu_ids", "gpus", "node", "node_ids",
-    "nodes", "resolution_note", "with_overrides",
+    "GpuSpec", "NodeSpec", "Source", "as_catalogued", "catalogue_hash", "default_node", "default_node_id", "foreign_note",
+    "gpu", "gpu_ids", "gpus", "node", "node_ids", "nodes", "resolution_note", "with_overrides",
 ]  # fmt: skip

@@ -48,14 +48,20 @@ def gpu(name: str | Path | GpuSpec, overrides: Mapping[str, object] | None = Non
 
 
 def as_catalogued(spec: GpuSpec) -> GpuSpec:
-    """The part of the catalogue that a what-if changed, or the part itself."""
-    return gpu(spec.id) if spec.overrides and spec.id in gpu_ids() else spec
+    """The part of the catalogue that a what-if changed, with --set or in a file of its own, or the part itself."""
+    origin = spec.base or (spec.id if spec.overrides else "")
+    return gpu(origin) if origin and origin in gpu_ids() else spec
 
 
 def resolution_note(name: str) -> str | None:
     """What to tell the user when a short name such as "H100" stands for several parts; None when the name is exact."""
     spec, is_bare = _resolve(name)
     return f"{name} taken to be {spec.id} ({spec.name}); other parts have their own ids" if is_bare else None
+
+
+def foreign_note(node: NodeSpec, gpu: GpuSpec) -> str | None:
+    """What to tell the user when GPUs are put into another GPU's box; None when it is theirs."""
+    return None if node.gpu == gpu.id else f"{node.id} holds {node.gpu}, not {gpu.id}: only its links are used"
 
 
 def node(name: str) -> NodeSpec:
@@ -144,7 +150,7 @@ def _gpu_from(id: str, table: Mapping[str, Any]) -> GpuSpec:
         elif key not in ("base", "name"):
             changes[key] = value
     base = gpu(str(table["base"]), changes)
-    return replace(base, id=id, name=str(table.get("name", f"{base.name}, changed")))
+    return replace(base, id=id, name=str(table.get("name", f"{base.name}, changed")), base=base.base or base.id)
 
 
 def _from_file(path: Path, build: Callable[[str, Mapping[str, Any]], Spec]) -> Spec:

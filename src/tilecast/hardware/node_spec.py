@@ -104,6 +104,11 @@ def _checked(name: str, raw: object) -> object:
     return value
 
 
+def default_node_id(gpu: GpuSpec) -> str:
+    """What answers call the box that `default_node` makes; asked for by that name it is made again."""
+    return f"8x-{gpu.id}"
+
+
 def default_node(gpu: GpuSpec) -> NodeSpec:
     """A box for a GPU without a named one: up to 8 cards on their own link, else on PCIe."""
     if gpu.link_bytes_per_s is not None and gpu.link_kind is not None:
@@ -118,6 +123,6 @@ def default_node(gpu: GpuSpec) -> NodeSpec:
         raise SpecError(f"{gpu.id} has neither a link nor PCIe: it stands alone, and no node can be made of it")
     source = Source("derived", f"no node named: up to 8 x {gpu.id} on {kind}")
     return NodeSpec(
-        id=f"8x-{gpu.id}", name=f"8 x {gpu.name}", gpu=gpu.id, num_gpus=8, topology=topology, link_kind=kind, link_bytes_per_s=rate,
+        id=default_node_id(gpu), name=f"8 x {gpu.name}", gpu=gpu.id, num_gpus=8, topology=topology, link_kind=kind, link_bytes_per_s=rate,
         pair_bytes_per_s=pair, pcie_bytes_per_s=gpu.pcie_bytes_per_s, sources={"link_bytes_per_s": source},
     )  # fmt: skip

@@ -107,6 +107,7 @@ class GpuSpec:
 
     sources: Mapping[str, Source] = field(repr=False)
     overrides: Mapping[str, float] = field(default_factory=dict)  # what a what-if changed, as given
+    base: str = ""  # the catalogued part that a what-if file starts from
 
     def __hash__(self) -> int:
         """Enough to tell parts apart in a cache; the rate tables have no hash of their own."""
@@ -169,15 +170,20 @@ class GpuSpec:
         if dtype in self.tensor_flop_per_s:
             return self.tensor_flop_per_s[dtype]
         if dtype in self.vector_flop_per_s:
-            return self.vector_flop_per_s[dtype]
+            return self.vector_flop_per_s[self.lanes(dtype)]
         return self._rate(self.tensor_flop_per_s, dtype, "matrix")
+
+    def lanes(self, dtype: str) -> str:
+        """In which format vector units multiply matrices of `dtype`: libraries widen 16 bits where fp32 is faster (P4: 64 times)."""
+        rates = self.vector_flop_per_clock_per_sm
+        return "fp32" if dtype in ("fp16", "bf16") and rates.get("fp32", 0.0) > rates[dtype] else dtype
 
     def highest_matrix_rate(self, dtype: str) -> float:
         """As `matrix_rate`, at the highest clock instead of the one the published peak assumes: what a bound needs."""
         if dtype in self.tensor_flop_per_s:
             return self.num_sms * self.tensor_flop_per_clock_per_sm[dtype] * self.highest_clock_hz
         if dtype in self.vector_flop_per_clock_per_sm:
-            return self.num_sms * self.vector_flop_per_clock_per_sm[dtype] * self.highest_clock_hz
+            return self.num_sms * self.vector_flop_per_clock_per_sm[self.lanes(dtype)] * self.highest_clock_hz
         return self._rate(self.tensor_flop_per_s, dtype, "matrix")
 
     def ridge_flop_per_byte(self, dtype: str) -> float:

@@ -109,6 +109,11 @@ def flag(given: Any, name: str) -> Any:
     return values.astype(bool).reshape(-1, 1)
 
 
+# Families with one kernel: a name for it would be ignored.
+NAMELESS = frozenset({
+    "conv2d", "elementwise", "embedding", "flash_attention_1", "kv_cache_write", "layer_norm", "layer_norm_backward", "optimizer_update",
+    "quantize", "sampling", "softmax", "softmax_backward",
+})  # fmt: skip
 RAGGED = ("q_lens", "kv_lens", "tile")  # lists that are no list of launches
 
 
@@ -121,9 +126,21 @@ def check_asked(kernel: Any, engine: Any) -> None:
     identity = getattr(kernel, "identity", None)
     if identity is not None and not isinstance(identity, str):
         raise InvalidInput(f"identity = {shown(identity)} of {kernel.family} must be a name, or None for what the engine would run")
+    if identity is not None and kernel.family in NAMELESS:
+        raise InvalidInput(f"identity = {identity!r}: {kernel.family} has one kernel and no names for it; leave identity out")
     for name in (engine, getattr(kernel, "engine", None) or engine):
         if not isinstance(name, str):
             raise InvalidInput(f"engine = {shown(name)} must be a name such as 'sglang'")
+
+
+def identity_on(kernel: Any, gpu: GpuSpec, launch: int = 0) -> str | None:
+    """The name of what is priced: the one asked for or, left open, what the newest SGLang would run; None where kernels have no names."""
+    if kernel.identity is not None or not hasattr(kernel, "newest_identity"):
+        named: str | None = kernel.identity
+        return named
+    is_unnamed = np.ravel(kernel.unnamed()) if hasattr(kernel, "unnamed") else np.zeros(1, bool)
+    newest: str | None = kernel.newest_identity(gpu)
+    return None if is_unnamed[launch if is_unnamed.size > 1 else 0] else newest
 
 
 def check_lists(given: Mapping[str, Any]) -> None:

@@ -84,9 +84,9 @@ def node_of(gpu: GpuSpec, name: str | NodeSpec | None) -> NodeSpec:
     """The node asked for, else the catalogue's full box of this GPU, else up to 8 cards on their own link or PCIe."""
     if isinstance(name, NodeSpec):
         return name
-    if name is not None:
+    if name is not None and name != hardware.default_node_id(gpu):
         return hardware.node(name)
-    found = _catalogued_node(gpu.id) or hardware.default_node(gpu)
+    found = (None if name else _catalogued_node(gpu.id)) or hardware.default_node(gpu)
     changed = gpu.overrides.get("link_bytes_per_s")
     if changed is None or found.link_kind != gpu.link_kind:
         return found
@@ -110,6 +110,11 @@ class _Collective(ABC):
     dtype: str = "bf16"
     identity: str | None = None
 
+    def newest_identity(self, gpu: GpuSpec) -> str:
+        """What runs unless an engine's own kernel is asked for."""
+        del gpu
+        return "nccl"
+
     @abstractmethod
     def ways(self, group: Group) -> list[Way]:
         """The algorithms a library chooses among; the first moves the least."""
@@ -124,7 +129,7 @@ class _Collective(ABC):
         """The same account as a kernel's, with two pipelines: link and network."""
         number_format(self.dtype)
         using, node = self._constants(), node_of(gpu, self.node)
-        identity = self.identity or "nccl"
+        identity = self.identity or self.newest_identity(gpu)
         if identity not in IDENTITIES:
             raise InvalidInput(f"identity = {identity!r} must be one of {', '.join(IDENTITIES)}")
         group = self._group(node, using)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tilecast.errors import MissingData
 from tilecast.execution.arithmetic import clip, entry, exp, maximum, minimum, where
 from tilecast.execution.tasks import Numbers
-from tilecast.hardware import GpuSpec
+from tilecast.hardware import GpuSpec, as_catalogued
 from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
 from tilecast.learning.features import GROUPS, Launches
@@ -90,7 +90,10 @@ class Correction:
         return Corrected(log_ratio, width, BASIS_NAMES[basis : basis + 1] if is_lone else np.broadcast_to(BASIS_NAMES[basis], len(numbers)))
 
     def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
-        """The GPU itself where this kernel was measured on it, else the one with the same die whose rates are nearest, if near enough."""
+        """The GPU itself where this kernel was measured on it, else the one with the same die whose rates are nearest, if near enough.
+
+        Of a what-if part: who speaks for the part that was changed, however far; a lever moves the time as physics says."""
+        gpu = as_catalogued(gpu)
         if key in self.measured.get(gpu.id, ()):
             return gpu.id
         family = [spec for spec in map(catalogued, self.gpus) if spec.die == gpu.die and key in self.measured[spec.id]]

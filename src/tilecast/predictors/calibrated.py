@@ -54,7 +54,8 @@ def evidence_from_rows(rows: Sequence[Mapping[str, Any]], gpu: GpuSpec) -> tuple
     for name in ("family", "gpu", "measured_s"):
         if rows and name not in rows[0]:
             raise InvalidInput(f"the column {name!r} is missing; it has {', '.join(rows[0])}")
-    named = {name: hardware.gpu(name).id for name in {str(row["gpu"]) for row in rows if row["gpu"]}}
+    names = {str(row["gpu"]) for row in rows if row["gpu"]}
+    named = {name: name if name == gpu.id else hardware.gpu(name).id for name in names}  # a user's own GPU is in no catalogue
     mine = [(place, row) for place, row in enumerate(rows) if row["gpu"] and named[str(row["gpu"])] == gpu.id]
     if not mine:
         others = ", ".join(sorted(set(named.values()))) or "none"

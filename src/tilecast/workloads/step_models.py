@@ -143,7 +143,9 @@ def _traced(id: str, config_json: str, mode: str, batch: int, seq: int, dtype: s
     try:
         import torch  # noqa: F401
     except ImportError:
-        raise MissingExtra.of("torch", f"tracing {id} ({mode}, {dtype}, {attention} attention)") from None
+        shorter = saved_graph(id, mode, batch, SHORTEST_SAVED, dtype, attention) is not None and seq < SHORTEST_SAVED
+        why = f", {seq} tokens: the saved graph is for {SHORTEST_SAVED} and more" if shorter else ""
+        raise MissingExtra.of("torch", f"tracing {id} ({mode}, {dtype}, {attention} attention{why})") from None
     from tilecast.workloads.tracing.bundled import traced_model
 
     return traced_model(id, json.loads(config_json), mode=mode, batch=batch, seq=seq, dtype=dtype, attention=attention)

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilecast.report.record import Report
@@ -30,10 +30,22 @@ def flattened(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
         if isinstance(value, Mapping):
             flat += flattened(value, f"{prefix}{name}.")
         elif isinstance(value, list | tuple):
-            flat.append((prefix + name, "; ".join(map(str, value))))
+            flat.append((prefix + name, _listed(value)))
         else:
-            flat.append((prefix + name, "" if value is None else value))
+            flat.append((prefix + name, _cell(value)))
     return flat
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """Words and numbers one after the other; what has parts of its own as JSON."""
+    if any(isinstance(value, Mapping | list | tuple) for value in values):
+        return json.dumps(values, ensure_ascii=False, default=_plain)
+    return "; ".join(str(_cell(value)) for value in values)
+
+
+def _cell(value: Any) -> Any:
+    """As `tilecast kernels` reads and writes cells: empty, true, false."""
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 def _plain(value: object) -> object:
