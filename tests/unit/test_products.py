@@ -7,6 +7,7 @@ from tilecast import hardware
 from tilecast.execution import Protocol, analyse, constants
 from tilecast.execution.cache import ROTATED_COPIES, from_dram, hit_fraction, in_turn_fraction
 from tilecast.kernels.gemm import Gemm
+from tilecast.predictors.kernel import predict_kernel
 
 MIB = 2.0**20
 
@@ -66,3 +67,25 @@ def test_launches_of_which_some_are_batched_are_their_members() -> None:
         alone = analyse(Gemm(m=int(m[place]), n=4096, k=4096, batch=int(batch[place])).tasks(gpu, protocol), gpu, protocol)
         assert together.analytic_s[place] == pytest.approx(alone.analytic_s[0], rel=1e-12)
         assert together.bound_by[place] == alone.bound_by[0] and together.launch_s[place] == pytest.approx(alone.launch_s[0])
+
+
+@pytest.mark.parametrize(("gpu", "dtype", "identity"), [("h100-sxm", "fp8", "cutlass"), ("b200-sxm", "nvfp4", "cutlass"),
+                                                        ("h100-sxm", "fp8_block", "deepgemm"), ("h100-sxm", "bf16", "cublas")])  # fmt: skip
+def test_a_product_left_open_is_the_kernel_whose_rows_correct_it(gpu: str, dtype: str, identity: str) -> None:
+    sizes = {"m": np.array([16, 256, 4096]), "n": 8192, "k": 8192, "dtype": dtype}
+    left_open, named = (predict_kernel(Gemm(**sizes, **more), gpu) for more in ({}, {"identity": identity}))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(left_open.median_s, named.median_s)
+    np.testing.assert_array_equal(left_open.analysis.analytic_s, named.analysis.analytic_s)
+
+
+def test_a_product_whose_rows_do_not_tell_their_kernel_is_priced_in_every_tile() -> None:
+    sizes = {"m": np.array([16, 256, 4096]), "n": 8192, "k": 8192, "dtype": "fp8"}
+    found = predict_kernel(Gemm(**sizes), "h100-sxm", engine="trtllm")  # type: ignore[arg-type]
+    protocol = Protocol("profiler", "cold")
+    gpu = hardware.gpu("h100-sxm")
+    np.testing.assert_array_equal(found.analysis.analytic_s, analyse(Gemm(**sizes).tasks(gpu, protocol), gpu, protocol).analytic_s)  # type: ignore[arg-type]
+
+
+def test_deepgemm_is_named_only_where_it_is_written_for() -> None:
+    assert [Gemm(m=1, n=1, k=1, dtype="fp8_block").newest_identity(hardware.gpu(gpu)) for gpu in ("h20", "b300-sxm", "l40s", "a40")] == [
+        "deepgemm", "deepgemm", "triton", "triton"]  # fmt: skip

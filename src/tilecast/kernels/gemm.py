@@ -46,6 +46,7 @@ NEWEST_SGLANG = {
     **dict.fromkeys(("fp8", "fp8_static", "nvfp4", "mxfp4", "int8"), "cutlass"),
     "fp8_block": "deepgemm",
 }
+DEEPGEMM_TARGETS = ("sm_90", "sm_100", "sm_103")  # what DeepGEMM is written for
 K_STEP = {True: 64, False: 16}  # a main loop's step along K, on tensor cores or not
 NEVER = 1e3  # times the work of a kernel that the library does not take
 SPLIT, BATCHED = " split-K", " batched"  # kinds of kernel, as a variant's name ends
@@ -117,7 +118,12 @@ class Gemm:
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run."""
-        return NEWEST_SGLANG.get(self.dtype)
+        newest = NEWEST_SGLANG.get(self.dtype)
+        return "triton" if newest == "deepgemm" and gpu.target not in DEEPGEMM_TARGETS else newest
+
+    def has_own_tiles(self, identity: str | None) -> bool:
+        """Whether this kernel is not built in all the tiles of a library that may choose."""
+        return identity in OWN_TILES
 
     def unnamed(self) -> Any:
         """Which launches no row tells the kernel of: batched products."""

@@ -106,9 +106,13 @@ class Correction:
         nearest = min(family, key=distance, default=None)
         return nearest.id if nearest is not None and distance(nearest) < FARTHEST else None
 
+    def tells(self, names: Mapping[str, str], gpu: GpuSpec) -> bool:
+        """Whether rows under these names speak for a question that left the identity open, and not those that do not tell theirs."""
+        return not _untold(self, gpu, tuple(names.items()))
+
     def named(self, launches: Launches, gpu: GpuSpec) -> Launches:
         """A question that left the identity open, put to the rows that do not tell theirs where none here has the one SGLang would run."""
-        if not _untold(self, gpu, tuple(launches.names.items())):
+        if self.tells(launches.names, gpu):
             return launches
         return launches.called({**launches.names, "identity": "None"})
 

@@ -144,9 +144,11 @@ def _predict_part(
     kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool, profile: "Profile | None" = None,
     corrections: Mapping[str, Correction] | None = None,
 ) -> _Part:  # fmt: skip
-    found = priced(kernel, gpu, protocol)
     find = usable if corrections is None else corrections.get
     correction = find(kernel.family) if learned and kernel.family in SIZES else None
+    if correction is not None:
+        kernel = _as_corrected(kernel, gpu, engine, correction)
+    found = priced(kernel, gpu, protocol)
     asked = _asked(kernel, gpu, found, protocol, engine) if correction is not None else None
     median_s, bound_s = found.analytic_s, found.bound_s
     if correction is None or asked is None or not correction.applies_to(asked):
@@ -166,6 +168,17 @@ def _predict_part(
     if not isinstance(median_s, np.ndarray):
         median_s, low_s, high_s = np.array([median_s]), np.array([low_s]), np.array([high_s])
     return _Part(found.analysis, median_s, low_s, high_s, basis)
+
+
+def _as_corrected(kernel: Any, gpu: GpuSpec, engine: str, correction: Correction) -> Any:
+    """A product left open, as the kernel whose rows correct it: where that has tiles of its own, physics must be of these."""
+    if kernel.identity is not None or not hasattr(kernel, "has_own_tiles"):
+        return kernel
+    newest = kernel.newest_identity(gpu)
+    if not kernel.has_own_tiles(newest) or np.any(kernel.unnamed()):
+        return kernel
+    told = correction.tells({"dtype": kernel.dtype, "identity": newest, "engine": engine}, gpu)
+    return replace(kernel, identity=newest) if told else kernel
 
 
 def _asked(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engine: str) -> Launches | None:
