@@ -11,6 +11,7 @@ import pytest
 from tests.unit.command_line import Tilecast
 from tests.unit.test_predict_outputs import Page
 from tilecast.cli import predict_compare
+from tilecast.diagnosis.what_if_load import why_disaggregated
 from tilecast.engines.predict import set_up
 from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import compare
@@ -323,6 +324,52 @@ def test_measured_points_are_laid_out_as_their_columns_say(sizes, split):
 
 # ---- the command -------------------------------------------------------------------------------------------------
 
+# ---- why ---------------------------------------------------------------------------------------------------------
+
+EXPLAINED = {"model": "Qwen/Qwen3-8B", "gpu": "h100-sxm", "disaggregated": "1P1D", "concurrency": 6, "isl": 700, "osl": 48}
+
+
+@cache
+def explained():
+    found = predict_disaggregated(**EXPLAINED, price=PHYSICS)
+    return found, why_disaggregated(found, EXPLAINED, PHYSICS)
+
+
+def test_a_lever_is_the_changed_gpu_under_the_same_load():
+    now, reasons = explained()
+    levers = {lever.name: lever for lever in reasons.levers}
+    for name, fact in (("DRAM bandwidth", "dram_bytes_per_s"), ("SM clock", "boost_clock_hz"), ("power limit", "tdp_w")):
+        then = predict_disaggregated(**EXPLAINED, overrides={fact: getattr(now.gpu, fact) * 1.1}, price=PHYSICS)
+        assert levers[name].first_saved_fraction == pytest.approx(1 - then.ttft_s.median / now.ttft_s.median)
+        assert levers[name].rest_saved_fraction == pytest.approx(1 - then.tpot_s.median / now.tpot_s.median)
+        assert levers[name].total_saved_fraction == pytest.approx(1 - then.total_s.median / now.total_s.median)
+    assert list(levers) == sorted(levers, key=lambda name: -levers[name].total_saved_fraction)
+    assert "link bandwidth" in levers and "network bandwidth" not in levers  # the cache crosses it, though workers have one GPU each
+
+
+def test_the_correction_of_a_launch_stays_when_a_lever_moves():
+    reasons = why_disaggregated(predict_disaggregated(**EXPLAINED), EXPLAINED)
+    saved = {lever.name: lever.total_saved_fraction for lever in reasons.levers}
+    assert 0.01 < saved["DRAM bandwidth"] < 0.1 and -0.01 < saved["link bandwidth"] < 0.02
+
+
+def test_the_network_is_a_lever_where_workers_stand_apart():
+    asked = EXPLAINED | {"tp": 8, "node": "dgx-h100"}
+    found = predict_disaggregated(**asked, price=PHYSICS)
+    levers = {lever.name: lever for lever in why_disaggregated(found, asked, PHYSICS).levers}
+    assert found.link.is_network and levers["network bandwidth"].first_saved_fraction > 0
+    assert {"link bandwidth", "network bandwidth"} <= set(levers)
+
+
+def test_one_more_worker_is_a_load_of_its_own():
+    _, reasons = explained()
+    assert [outcome.layout for outcome in reasons.workers] == ["1P1D tp 1", "2P1D tp 1", "1P2D tp 1"]
+    more = predict_disaggregated(**EXPLAINED | {"disaggregated": "1P2D"}, price=PHYSICS)
+    assert reasons.workers[2].tpot_s == more.tpot_s and reasons.workers[2].num_gpus == 3
+    assert [outcome.concurrency for outcome in reasons.concurrencies] == [2, 3, 6, 12, 24]
+    assert "Of one worker more, 1P2D tp 1 gives most" in reasons.sentence and 0 <= reasons.first_noise_fraction < 0.2
+
+
 LINE = ("predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--isl", "512", "--osl", "32", "--concurrency")
 
 
@@ -361,6 +408,22 @@ def test_the_page_shows_the_figures_of_its_json(tilecast: Tilecast, tmp_path):
     assert {"1P2D"} == {answer["inputs"]["disaggregated"], answer["serving"]["disaggregated"]}
 
 
+def test_why_and_its_page(tilecast: Tilecast, tmp_path):
+    line, path = (*LINE, "4", "--disaggregated", "1P1D", "--why"), tmp_path / "d.html"
+    shown, answer = tilecast(*line), tilecast(*line, "--html", str(path), "--json").json
+    for title in ("What would make it faster", "What another worker does", "What the number of users does"):
+        assert title in shown.out
+    assert "Prefill workers are busy" in shown.out and "Of one worker more" in " ".join(shown.out.split())
+    assert [each["layout"] for each in answer["why"]["workers"]] == ["1P1D tp 1", "2P1D tp 1", "1P2D tp 1"]
+    assert {"lever", "ttft_saved_fraction", "tpot_saved_fraction", "output_tokens_per_s_gained_fraction"} <= set(answer["why"]["levers"][0])
+    page = Page(path.read_text(encoding="utf-8"))
+    assert page.loads == [] and page.open == [] and "DRAM bandwidth" in page.text
+    scope: dict[str, object] = {}
+    *before, last = tilecast(*line, "--as-python").out.strip().splitlines()
+    exec("\n".join(before), scope)
+    assert eval(last, scope).to_dict()["levers"] == answer["why"]["levers"]
+
+
 def test_layouts_are_compared(tilecast: Tilecast, monkeypatch, tmp_path):
     monkeypatch.setattr(predict_compare, "PATIENCE_S", 600.0)
     line = (*LINE, "8,64", "--disaggregated", "1P1D,2P1D,1P2D", "--by", "output_tokens_per_s", "--html", str(tmp_path / "d.html"))
@@ -385,7 +448,7 @@ def test_auto_fills_a_box():
     ("more", "message"),
     [
         (("8", "--prefill-tp", "2"), "--prefill-tp lays out workers of --disaggregated"),
-        (("8", "--disaggregated", "1P1D", "--why"), "--why and --disaggregated exclude one another"),
+        (("8", "--disaggregated", "1P1D,2P1D", "--why"), "--why explains one configuration"),
         (("8", "--disaggregated", "1P1D", "--pp", "2"), "--disaggregated and --pp exclude one another"),
         (("8", "--disaggregated", "1P1D,auto"), "disaggregated = 'auto' must name prefill and decode workers such as 2P1D"),
         (("8", "--disaggregated", "1P1D", "--decode-tp", "0"), "--decode-tp"),

@@ -38,7 +38,7 @@ from tilecast.serving.load import (
     with_room,
 )
 from tilecast.serving.policy import Policy, policy_of
-from tilecast.serving.pools import DecodeTimes, Passage, Pool, PrefillStep, run_pools
+from tilecast.serving.pools import DecodeTimes, Passage, Pool, PrefillStep, Spans, run_pools
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule, steps_alone
 from tilecast.serving.served import Served
 from tilecast.workloads.aggregate import BASES, Price
@@ -77,6 +77,7 @@ class Handover:
     """What users see, by the sides at which both kinds of workers were run: arrays (Q,) over the requests that count, in seconds."""
 
     passages: Mapping[Sides, Passage]
+    spans: Spans  # of the median
     prefill: tuple[Schedule, Costs]
     decode: tuple[Schedule, Costs]
     counted: slice
@@ -96,8 +97,8 @@ def interval(values: Mapping[Sides, Floats]) -> Interval:
     """Of the mean. Whether the errors of prefill and decode workers go together is not known: the wider of both answers."""
     means = {sides: float(np.mean(each)) if len(each) else 0.0 for sides, each in values.items()}
     median = means[MEDIAN]
-    if median <= 0.0:
-        return Interval(0.0, 0.0, 0.0)
+    if median <= 0.0 or len(means) == 1:  # nothing was waited for, or no ends were run
+        return Interval(median, median, median)
     fast, slow, fast_decode, slow_decode = (math.log(means[sides] / median) for sides in RUNS[1:])
     together = (fast + fast_decode, slow + slow_decode)
     up = math.hypot(max(fast, slow, 0.0), max(fast_decode, slow_decode, 0.0))
@@ -122,10 +123,10 @@ def run_disaggregated(
     counted = slice(0, total) if num_requests else slice(2 * users, total - users)
     asked = cycled(requests, 0 if num_requests else users)
 
-    def run(sides: Sides, prompts: Prompts, tokens: Mapping[str, DecodeTimes]) -> Passage:
+    def run(sides: Sides, prompts: Prompts, tokens: Mapping[str, DecodeTimes], spans: Spans | None = None) -> Passage:
         return run_pools(
             prefill.pool, decode.pool, users, asked, total, prefill_s=prompts.of(sides[0]), decode_times=tokens[sides[1]],
-            transfer_s=transfer_s[sides[0]],
+            transfer_s=transfer_s[sides[0]], spans=spans,
         )  # fmt: skip
 
     lanes = decode.pool.lanes
@@ -140,7 +141,8 @@ def run_disaggregated(
     prompts = _prompts(prefill.found, first.prefill_steps, price)
     keys = [context for _, _, context in first.decode_runs] or list(ends)
     plan, tokens = _tokens(decode.found, first.decode_runs or [(0, 1, ends[0])], (min(keys), max(keys)), price)
-    passages = {sides: run(sides, prompts, tokens) for sides in (RUNS if with_interval else (MEDIAN,))}
+    spans = Spans()
+    passages = {sides: run(sides, prompts, tokens, spans if sides == MEDIAN else None) for sides in (RUNS if with_interval else (MEDIAN,))}
     host = prefill.found.engine.host
     ttft, tpot, latency, sent = (dict[Sides, Floats]() for _ in range(4))
     for sides, passage in passages.items():
@@ -154,8 +156,9 @@ def run_disaggregated(
         tpot[sides] = (last - first_s)[several] / (passage.output_tokens[counted][several] - 1)
     middle = passages[MEDIAN]
     return Handover(
-        passages=passages, prefill=(prompts.plan, prompts.cost), decode=plan, counted=counted, ttft_s=ttft, tpot_s=tpot, latency_s=latency,
-        transfer_s=sent, room_s=(middle.placed_s - middle.arrival_s)[counted], queue_s=(middle.taken_s - middle.placed_s)[counted],
+        passages=passages, spans=spans, prefill=(prompts.plan, prompts.cost), decode=plan, counted=counted, ttft_s=ttft, tpot_s=tpot,
+        latency_s=latency, transfer_s=sent, room_s=(middle.placed_s - middle.arrival_s)[counted],
+        queue_s=(middle.taken_s - middle.placed_s)[counted],
     )  # fmt: skip
 
 
@@ -222,6 +225,7 @@ class Link:
     """What a prompt's cache crosses: seconds by its tokens and side of the interval."""
 
     kind: str  # of the link in the box, or of the network between boxes
+    is_network: bool
     seconds: Mapping[str, Mapping[int, float]]
     bytes: Mapping[int, float]  # that the busiest GPU sends or takes
     basis: str
@@ -248,7 +252,7 @@ def link_between(prefill: Workers, decode: Workers, requests: Sequence[Lengths],
     seconds = {side: dict(zip(lengths, np.asarray(getattr(sent, side)).tolist(), strict=True)) for side in SIDES}
     kind = (node.network_kind or "network") if apart else node.link_kind
     basis = max((str(each) for each in sent.basis), key=BASES.index)
-    return Link(kind=kind, seconds=seconds, bytes=dict(zip(lengths, map(float, held), strict=True)), basis=basis)
+    return Link(kind=kind, is_network=apart, seconds=seconds, bytes=dict(zip(lengths, map(float, held), strict=True)), basis=basis)
 
 
 # ---- the prediction ----------------------------------------------------------------------------------------------
@@ -427,8 +431,11 @@ def predict_disaggregated(
     overrides: Mapping[str, object] | None = None,
     profile: Profile | str | Path | None = None,
     price: Price = predict_kernel,
+    with_interval: bool = True,
 ) -> DisaggregatedPrediction:
     """`concurrency` users of the workers that `disaggregated` names; `tp` is of both kinds unless `prefill_tp` or `decode_tp` says more.
+
+    Without `with_interval` the median alone is run, in less time: both ends of every interval are it.
 
     >>> found = predict_disaggregated("Qwen/Qwen3-8B", "h100-sxm", disaggregated="2P1D", concurrency=32, isl=1024, osl=256, decode_tp=2)
     >>> found.num_gpus, found.transfer_s.median < found.ttft_s.median
@@ -466,7 +473,7 @@ def predict_disaggregated(
     box = found.node or decode.found.node or node_of(found.gpu, node)
     link = link_between(prefill, decode, asked, box, price)
     handover = run_disaggregated(
-        prefill, decode, concurrency, asked, {side: link.of(side) for side in SIDES}, price=price
+        prefill, decode, concurrency, asked, {side: link.of(side) for side in SIDES}, price=price, with_interval=with_interval
     )  # fmt: skip
     prompts = [(pair[0], 1) for pair in asked]
     together = max(1, min(concurrency, prefill.policy.token_budget // max(1, round(float(np.mean([pair[0] for pair in asked]))))))

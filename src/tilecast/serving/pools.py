@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -73,8 +73,54 @@ class Passage:
     decode_busy_s: float
 
 
+class PromptSpan(NamedTuple):
+    """A step of a prefill worker, and whose chunks it holds."""
+
+    lane: int
+    start_s: float
+    end_s: float
+    step: PrefillStep
+    requests: tuple[int, ...]
+
+
+class SendSpan(NamedTuple):
+    """A prompt's cache on its way."""
+
+    lane: int
+    start_s: float
+    end_s: float
+    request: int
+    to_lane: int
+
+
+class TokenSpan(NamedTuple):
+    """A run of a decode worker: steps whose first takes `first_s`, and each further one `more_s` more."""
+
+    lane: int
+    start_s: float
+    steps: int
+    first_s: float
+    more_s: float
+    requests: int
+    keys: float  # mean, of the first step
+
+    def at_s(self, step: int) -> float:
+        """When its step `step` starts, counted from 0."""
+        return self.start_s + _run_s(step, self.first_s, self.more_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What every worker did when, for a timeline."""
+
+    prompts: list[PromptSpan] = field(default_factory=list)
+    sent: list[SendSpan] = field(default_factory=list)
+    tokens: list[TokenSpan] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class _PrefillLane:
+    number: int = 0
     queue: deque[tuple[int, int]] = field(default_factory=deque)  # (step from which it can be taken, request)
     tokens: int = 0  # of prompts that are not done
     partial: tuple[int, int] | None = None  # a prompt that was cut, and its tokens so far
@@ -85,6 +131,7 @@ class _PrefillLane:
 
 @dataclass(slots=True)
 class _DecodeLane:
+    number: int = 0
     held: int = 0  # requests that have room here
     cache: int = 0  # tokens they are counted with
     ends: list[tuple[int, int]] = field(default_factory=list)  # (steps done when it ends, request): those that decode
@@ -111,10 +158,13 @@ def _run_s(steps: int, first: float, more: float) -> float:
 
 def run_pools(
     prefill: Pool, decode: Pool, users: int, request: Callable[[int], Lengths], num_requests: int, *,
-    prefill_s: Callable[[PrefillStep], float], decode_times: DecodeTimes, transfer_s: Callable[[int], float],
+    prefill_s: Callable[[PrefillStep], float], decode_times: DecodeTimes, transfer_s: Callable[[int], float], spans: Spans | None = None,
 ) -> Passage:  # fmt: skip
-    """The first `num_requests` requests of `users`, all of whom send one at the start and the next when the last is answered."""
-    prefills, decodes = [_PrefillLane() for _ in range(prefill.lanes)], [_DecodeLane() for _ in range(decode.lanes)]
+    """The first `num_requests` requests of `users`, all of whom send one at the start and the next when the last is answered.
+
+    `spans` takes down what every worker did when.
+    """
+    prefills, decodes = [_PrefillLane(at) for at in range(prefill.lanes)], [_DecodeLane(at) for at in range(decode.lanes)]
     inputs, outputs, placed = list[int](), list[int](), list[int]()
     arrival, roomed, taken, prefilled, first, last = (list[float]() for _ in range(6))
     waiting: deque[int] = deque()
@@ -159,6 +209,7 @@ def run_pools(
     def prompts(lane: _PrefillLane) -> None:
         """The next step of an idle prefill worker that has something to do."""
         left, chunks, finished = prefill.policy.token_budget, list[tuple[int, int]](), list[int]()
+        held = [] if lane.partial is None else [lane.partial[0]]
         if lane.partial is not None:
             number, begun = lane.partial
             part = min(left, inputs[number] - begun)
@@ -176,6 +227,7 @@ def run_pools(
             part = min(inputs[number], left) if prefill.policy.chunks else inputs[number]
             lane.queue.popleft()
             taken[number] = now
+            held.append(number)
             chunks.append((part, part))
             left -= part
             if part < inputs[number]:
@@ -187,6 +239,8 @@ def run_pools(
         seconds = prefill_s(step)
         busy["prefill"] += seconds
         lane.busy = True
+        if spans is not None:
+            spans.prompts.append(PromptSpan(lane.number, now, now + seconds, step, tuple(held)))
         later(now + seconds, prompts_end, lane, finished)
 
     def prompts_end(lane: _PrefillLane, finished: list[int]) -> None:
@@ -199,7 +253,10 @@ def run_pools(
                 first[number] = now
                 ends(number)
             else:
-                lane.link_free_s = max(now, lane.link_free_s) + transfer_s(inputs[number])
+                starts = max(now, lane.link_free_s)
+                lane.link_free_s = starts + transfer_s(inputs[number])
+                if spans is not None:
+                    spans.sent.append(SendSpan(lane.number, starts, lane.link_free_s, number, placed[number]))
                 later(lane.link_free_s, is_there, number)
 
     def is_there(number: int) -> None:
@@ -237,8 +294,10 @@ def run_pools(
     def run_ends(lane: _DecodeLane, version: int) -> None:
         if version != lane.version or lane.run is None:
             return  # it was cut
-        start, number_of, _, _ = lane.run
+        start, number_of, seconds, more = lane.run
         together = len(lane.ends)
+        if spans is not None:
+            spans.tokens.append(TokenSpan(lane.number, start, number_of, seconds, more, together, lane.keys / together))
         runs.append((number_of, together, lane.keys / together + (number_of - 1) / 2))
         busy["decode"] += now - start
         lane.run = None
