@@ -40,11 +40,12 @@ PLAIN = Policy(
 ONE_SECOND = DecodeTimes(requests=np.array([1]), keys=np.array([1.0]), seconds=np.array([[1.0]]))
 
 
-def passed(lengths, users, num_requests, *, prefills=1, decodes=1, policy=PLAIN, transfer_s=0.5, times=ONE_SECOND):
-    """Prompts of 10 tokens a second; a decode step takes one."""
+def passed(lengths, users, num_requests, *, prefills=1, decodes=1, ranks=1, policy=PLAIN, transfer_s=0.5, times=ONE_SECOND):
+    """Prompts of 10 tokens of the fullest rank a second, and 5 ms for each token of all ranks; a decode step takes one."""
     return run_pools(
-        Pool(policy=policy, lanes=prefills), Pool(policy=policy, lanes=decodes), users, cycled([lengths]), num_requests,
-        prefill_s=lambda step: step[0] / 10, decode_times=times, transfer_s=lambda _: transfer_s,
+        Pool(policy=policy, workers=prefills, ranks=ranks), Pool(policy=policy, workers=decodes, ranks=ranks), users, cycled([lengths]),
+        num_requests, prefill_s=lambda step: step[0] / 10 + (0.005 * ranks * step[4] if ranks > 1 else 0), decode_times=times,
+        transfer_s=lambda _: transfer_s,
     )  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def test_a_request_is_prefilled_sent_and_decoded():
 def test_prompts_share_a_step_and_their_caches_a_link():
     # Two of 50 tokens fill the budget: 10 s together; the second cache waits for the first.
     found = passed((50, 3), 2, 2)
-    assert found.prefill_steps == Counter({(100, 2, 50.0, 2): 1})
+    assert found.prefill_steps == Counter({(100, 2, 50.0, 2, 100.0): 1})
     assert found.first_s.tolist() == [10.5, 11.0]
     # The first decodes from 10.5; the second is there at 11, in the middle of that step, and joins at 11.5.
     assert found.last_s.tolist() == [12.5, 13.5]
@@ -89,7 +90,7 @@ def test_a_request_waits_for_room_to_decode_before_its_prompt_starts():
 
 def test_a_prompt_is_cut_at_the_budget():
     found = passed((150, 2), 1, 1)
-    assert found.prefill_steps == Counter({(100, 1, 100.0, 1): 1, (50, 1, 150.0, 1): 1})
+    assert found.prefill_steps == Counter({(100, 1, 100.0, 1, 100.0): 1, (50, 1, 150.0, 1, 50.0): 1})
 
 
 def test_requests_of_one_token_are_not_sent():
@@ -102,6 +103,31 @@ def test_a_request_misses_the_step_that_is_planned_while_one_runs():
     # has ended.
     found = passed((50, 3), 2, 2, policy=replace(PLAIN, steps_missed=1))
     assert found.last_s.tolist() == [12.5, 14.5]
+
+
+def test_ranks_of_a_worker_step_together():
+    # Two prompts of 50 on two ranks: 5 s for either, and 5 ms for each of 100 tokens. A third arrives when the first ends, waits for
+    # nobody and has the worker to itself: 5 s, and 50 tokens of all ranks.
+    found = passed((50, 1), 2, 3, ranks=2)
+    assert found.prefilled_s.tolist() == pytest.approx([5.5, 5.5, 5.5 + 5.25])
+    assert found.prefill_steps == Counter({(50, 1, 50.0, 1, 50.0): 1, (50, 1, 50.0, 1, 25.0): 1})
+
+
+def test_a_rank_waits_for_the_step_of_the_others():
+    # Prompts of 20 and 60 on two ranks of one worker: one step of 6 s and 0.4 s; a third prompt of 20 came when the step ran.
+    lengths = {0: (20, 1), 1: (60, 1), 2: (20, 1)}
+    found = run_pools(
+        Pool(policy=PLAIN, workers=1, ranks=2), Pool(policy=PLAIN, workers=1), 2, lengths.__getitem__, 3,
+        prefill_s=lambda step: step[0] / 10, decode_times=ONE_SECOND, transfer_s=lambda _: 0.5,
+    )  # fmt: skip
+    assert found.prefilled_s.tolist() == [6.0, 6.0, 8.0]
+
+
+def test_decoding_ranks_wait_for_the_fullest():
+    times = DecodeTimes(requests=np.array([1, 2]), keys=np.array([1.0]), seconds=np.array([[1.0], [3.0]]))
+    found = passed((10, 3), 3, 3, ranks=2, times=times, transfer_s=0.0)
+    assert found.decode_runs[0][1] == 2  # of three requests two are on one rank, and all take its time
+    assert found.last_s[1] - found.first_s[1] >= 2 * 3.0
 
 
 def test_steps_grow_with_keys_and_requests():
@@ -133,6 +159,7 @@ def test_given_the_same_times_every_request_passes_as_in_an_event_loop(seed):
     requests[0] = (requests[0][0], 1)  # one that never decodes
     plain = replace(PLAIN, token_budget=8192, cache_tokens=10**6, most_running=1 + seed % 5, steps_missed=seed % 2, chunks=seed % 7 > 0)
     policies = replace(plain, **prefill), replace(plain, **decode)
+    ranks = (1 + seed % 4 // 2, 1 + seed % 3)
     draw = np.random.default_rng(seed)
     token, key, start, together, first = draw.uniform(1e-6, 1e-4), draw.uniform(1e-9, 1e-6), *draw.uniform(1e-4, 1e-2, 3)
 
@@ -144,12 +171,13 @@ def test_given_the_same_times_every_request_passes_as_in_an_event_loop(seed):
 
     ends = np.array([[first + together * number + key * keys for keys in (1.0, 1e5)] for number in (1, 100)])
     fast = run_pools(
-        Pool(policy=policies[0], lanes=numbers[0]), Pool(policy=policies[1], lanes=numbers[1]), users, cycled(requests), 8 * users,
+        Pool(policy=policies[0], workers=numbers[0], ranks=ranks[0]), Pool(policy=policies[1], workers=numbers[1], ranks=ranks[1]), users,
+        cycled(requests), 8 * users,
         prefill_s=lambda step: start + token * step[0], transfer_s=transfer_s,
         decode_times=DecodeTimes(requests=np.array([1, 100]), keys=np.array([1.0, 1e5]), seconds=ends),
     )  # fmt: skip
     loops = [(policy, number, times) for policy, number, times in zip(policies, numbers, (prompt_s, token_s), strict=True)]
-    slow = worker_loop(*loops, users, cycled(requests), 8 * users, transfer_s)
+    slow = worker_loop(*loops, users, cycled(requests), 8 * users, transfer_s, ranks)
     np.testing.assert_allclose(fast.arrival_s, [each.arrived_s for each in slow], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(fast.first_s, [each.token_times_s[0] for each in slow], rtol=1e-9)
     np.testing.assert_allclose(fast.last_s, [each.token_times_s[-1] for each in slow], rtol=1e-9)

@@ -151,19 +151,13 @@ def test_one_token_each_is_drawn_too():
         assert "prefilling" in names and "decoding" not in names
 
 
-def test_ranks_of_one_worker_have_tracks_of_their_own():
-    asked = {
-        "model": "deepseek-ai/DeepSeek-V3",
-        "gpu": "h200-sxm",
-        "tp": 8,
-        "decode_ep": 8,
-        "decode_dp_attention": 8,
-        "isl": 200,
-        "osl": 12,
-    }
+def test_ranks_of_one_worker_step_together_and_send_apart():
+    asked = {"model": "deepseek-ai/DeepSeek-V3", "gpu": "h200-sxm", "tp": 8, "ep": 8, "dp_attention": 8, "isl": 200, "osl": 12}
     found = predict_disaggregated(disaggregated="1P1D", concurrency=16, price=PHYSICS, **asked)
-    threads = {thread for process, thread in tracks(load_trace.trace(found)) if process.startswith("decode")}
-    assert threads == {f"rank {rank} steps" for rank in range(8)}
+    names = set(tracks(load_trace.trace(found)))
+    assert {thread for process, thread in names if process.startswith("decode")} == {"steps"}
+    sending = {thread for process, thread in names if process.startswith("prefill")} - {"steps"}
+    assert sending <= {f"KV transfer of rank {rank}" for rank in range(8)} and len(sending) > 1
 
 
 def test_the_command_writes_it(tilecast: Tilecast, tmp_path):

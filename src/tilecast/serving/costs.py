@@ -70,8 +70,15 @@ def costs(found: Setup, plan: Schedule, price: Price) -> Costs:
     by_tokens, by_requests, of_phase = by_kind(found.operations)
     tokens = plan.prefill_tokens + plan.decodes
     prefills, decodes = plan.prefill_tokens > 0, (plan.prefill_tokens == 0) & (plan.decodes > 0)
+    shared: tuple[Operation, ...] = ()
+    if (
+        plan.mean_tokens is not None and found.shard.dp > 1
+    ):  # what works on the tokens of all ranks goes by their mean, all else by the fullest
+        shared = tuple(op for op in by_tokens if op.per.startswith("every"))
+    every = tokens if plan.mean_tokens is None else np.ceil(plan.mean_tokens).astype(np.int64)
     asked = [
-        _line("layers", by_tokens, "prefill", tokens, prefills, _tokens_together),
+        _line("layers", tuple(op for op in by_tokens if op not in shared), "prefill", tokens, prefills, _tokens_together),
+        _line("layers of all ranks", shared, "prefill", every, prefills, _tokens_together),
         _line("layers", by_tokens, "decode", tokens, decodes, _tokens_together),
         _line("head", by_requests, "decode", plan.decodes + plan.prompts_done, prefills | decodes, _requests_apart),
         _chunks(of_phase["prefill"], plan, prefills),

@@ -69,7 +69,7 @@ class Workers:
 
     @property
     def pool(self) -> Pool:
-        return Pool(policy=self.policy, lanes=self.number * self.found.shard.dp * self.found.shard.pp)
+        return Pool(policy=self.policy, workers=self.number, ranks=self.found.shard.dp * self.found.shard.pp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,7 @@ def run_disaggregated(
     ends = (min(pair[0] for pair in requests) + 1.0, float(max(sum(pair) for pair in requests)))
     first = run(
         MEDIAN,
-        _prompts(prefill.found, _likely_steps(prefill.policy, requests), price),
+        _prompts(prefill.found, _likely_steps(prefill.policy, requests, prefill.pool.ranks), price),
         _tokens(decode.found, [(0, int(number), ends[0]) for number in likely], ends, price)[1],
     )
     prompts = _prompts(prefill.found, first.prefill_steps, price)
@@ -175,30 +175,31 @@ class Prompts:
 
     def of(self, side: str) -> Callable[[PrefillStep], float]:
         seconds: dict[PrefillStep, float] = dict(zip(self.steps, self.cost.step_s(side).tolist(), strict=True))
-        known = np.log([step[:3] for step in self.steps])
+        known = np.log([(*step[:3], step[4]) for step in self.steps])
 
         def prefill_s(step: PrefillStep) -> float:
             if step not in seconds:
-                near = self.steps[int(np.argmin(np.abs(known - np.log(step[:3])).sum(axis=1)))]
+                near = self.steps[int(np.argmin(np.abs(known - np.log((*step[:3], step[4]))).sum(axis=1)))]
                 seconds[step] = seconds[near] * step[0] / near[0]
             return seconds[step]
 
         return prefill_s
 
 
-def _likely_steps(policy: Policy, requests: Sequence[Lengths]) -> Counter[PrefillStep]:
-    """Of one prefill worker with few users and with many."""
+def _likely_steps(policy: Policy, requests: Sequence[Lengths], ranks: int) -> Counter[PrefillStep]:
+    """Of one prefill worker with few users and with many: of its ranks one, half or all have as much to do as the fullest."""
     found = Counter[PrefillStep]()
     for users in LIKELY_USERS:
         plan = schedule(policy, users, lambda number: (requests[number % len(requests)][0], 1), max(2 * users, min(len(requests), 32)))
         for tokens, chunks, keys in zip(plan.prefill_tokens, plan.chunks, plan.chunk_context, strict=True):
             if tokens:
-                found[(int(tokens), int(chunks), float(keys), int(chunks))] += 1
+                for share in sorted({1.0 / ranks, 0.5 if ranks > 1 else 1.0, 1.0}):
+                    found[(int(tokens), int(chunks), float(keys), int(chunks), float(tokens) * share)] += 1
     return found
 
 
 def _prompts(found: Setup, steps: Counter[PrefillStep], price: Price) -> Prompts:
-    plan = steps_alone([(often, *step, 0, 0.0) for step, often in steps.items()])
+    plan = steps_alone([(often, *step[:4], 0, 0.0) for step, often in steps.items()], [step[4] for step in steps])
     return Prompts(steps=tuple(steps), plan=plan, cost=costs(found, plan, price))
 
 
@@ -344,7 +345,7 @@ class DisaggregatedPrediction(Served):
         passage = self.handover.median
         workers, busy = (self.prefill, passage.prefill_busy_s) if kind == "prefill" else (self.decode, passage.decode_busy_s)
         per_s = self.concurrency / self.total_s.median
-        return min(1.0, busy / len(passage.arrival_s) * per_s / workers.pool.lanes)
+        return min(1.0, busy / len(passage.arrival_s) * per_s / workers.number)
 
     def schedules(self) -> Iterator[tuple[str | None, Schedule, Costs]]:
         """Steps that were run and what they cost, with the phase that the breakdown puts them in."""
@@ -487,7 +488,7 @@ def predict_disaggregated(
     total = len(handover.median.arrival_s)
     return DisaggregatedPrediction(
         model=found.config, gpu=found.gpu, engine=found.engine.name, node=box.id, concurrency=concurrency, prefill=prefill, decode=decode,
-        handover=handover, link=link, memories=memories, breakdown=tuple(_parts(handover, total)),
+        handover=handover, link=link, memories=memories, breakdown=tuple(_parts(handover, total, prefill, decode)),
         inputs={
             "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.name, "disaggregated": f"{numbers[0]}P{numbers[1]}D",
             "tp": decode.found.shard.tp,
@@ -501,9 +502,12 @@ def predict_disaggregated(
     )  # fmt: skip
 
 
-def _parts(handover: Handover, num_requests: int) -> list[Part]:
-    """Of prefill and decode workers; shares are of the busy time of both together."""
-    kinds = {"prefill": handover.prefill, "decode": handover.decode}
+def _parts(handover: Handover, num_requests: int, prefill: Workers, decode: Workers) -> list[Part]:
+    """Of prefill and decode workers; a step counts once for every rank that takes it. Shares are of the busy time of both together."""
+    kinds = {
+        kind: (replace(plan, steps=plan.steps * workers.pool.ranks), cost)
+        for kind, (plan, cost), workers in (("prefill", handover.prefill, prefill), ("decode", handover.decode, decode))
+    }
     busy = {kind: float((cost.step_s("median_s") * plan.steps).sum()) for kind, (plan, cost) in kinds.items()}
     whole = sum(busy.values())
     return [

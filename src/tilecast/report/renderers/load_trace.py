@@ -142,26 +142,24 @@ def _of_workers(found: DisaggregatedPrediction) -> tuple[Stretch, list[Slice], L
     slices: list[Slice] = []
     for prompt in spans.prompts:
         if drawn(prompt.start_s, prompt.end_s):
-            tokens, _, keys, whole = prompt.step
-            about = {"prefill_tokens": tokens, "chunks": whole, "keys": keys, "requests": list(prompt.requests)}
-            name, track = _step_name(tokens, whole, 0), _worker(found, "prefill", prompt.lane)
+            about = {"prefill_tokens": prompt.tokens, "chunks": prompt.chunks, "requests": list(prompt.requests)}
+            name, track = _step_name(prompt.tokens, prompt.chunks, 0), (_worker(found, "prefill", prompt.worker), "steps")
             slices.append(Slice(track=track, name=name, start_s=prompt.start_s, end_s=prompt.end_s, about=about))
     for sent in spans.sent:
         if drawn(sent.start_s, sent.end_s):
-            worker, lane = _worker(found, "prefill", sent.lane)
-            tokens = int(passage.input_tokens[sent.request])
+            tokens, of = int(passage.input_tokens[sent.request]), f" of rank {sent.rank}" if found.prefill.pool.ranks > 1 else ""
             about = {
-                "request": sent.request, "to": " ".join(_worker(found, "decode", sent.to_lane)), "bytes": found.link.bytes.get(tokens),
+                "request": sent.request, "to": _worker(found, "decode", sent.to_worker), "bytes": found.link.bytes.get(tokens),
                 "over": found.link.kind,
             }  # fmt: skip
-            track = (worker, lane.replace("steps", "KV transfer"))
+            track = (_worker(found, "prefill", sent.worker), f"KV transfer{of}")
             slices.append(Slice(track=track, name=f"KV of {tokens:,} tokens", start_s=sent.start_s, end_s=sent.end_s, about=about))
     for run in spans.tokens:
         for step in range(run.steps) if drawn(run.start_s, run.at_s(run.steps)) else ():
             start, end = run.at_s(step), run.at_s(step + 1)
             if drawn(start, end):
                 about = {"decodes": run.requests, "mean_context": run.keys + step}
-                track = _worker(found, "decode", run.lane)
+                track = (_worker(found, "decode", run.worker), "steps")
                 slices.append(Slice(track=track, name=_step_name(0, 0, run.requests), start_s=start, end_s=end, about=about))
     slices.sort(key=lambda each: (each.track[0].startswith("decode"), each.track))
     lives = Lives(
@@ -173,11 +171,10 @@ def _of_workers(found: DisaggregatedPrediction) -> tuple[Stretch, list[Slice], L
     return stretch, slices, lives
 
 
-def _worker(found: DisaggregatedPrediction, kind: str, lane: int) -> Track:
+def _worker(found: DisaggregatedPrediction, kind: str, number: int) -> str:
     workers = found.prefill if kind == "prefill" else found.decode
-    ranks = workers.pool.lanes // workers.number
-    worker, rank = divmod(lane, ranks)
-    return f"{kind} worker {worker + 1}, {workers.found.shard.num_gpus} x {found.gpu.id}", f"rank {rank} steps" if ranks > 1 else "steps"
+    ranks = f" in {workers.pool.ranks} ranks" if workers.pool.ranks > 1 else ""
+    return f"{kind} worker {number + 1}, {workers.found.shard.num_gpus} x {found.gpu.id}{ranks}"
 
 
 def _step_name(prefill_tokens: int, chunks: int, decodes: int) -> str:
