@@ -12,6 +12,7 @@ from tests.unit.command_line import Tilecast
 from tests.unit.test_predict_outputs import Page
 from tilecast.cli import predict_compare
 from tilecast.diagnosis.what_if_load import why_disaggregated
+from tilecast.engines.base import engine
 from tilecast.engines.predict import set_up
 from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import compare
@@ -65,7 +66,8 @@ def test_prompts_share_a_step_and_their_caches_a_link():
     # Two of 50 tokens fill the budget: 10 s together; the second cache waits for the first.
     found = passed((50, 3), 2, 2)
     assert found.prefill_steps == Counter({(100, 2, 50.0, 2, 100.0): 1})
-    assert found.first_s.tolist() == [10.5, 11.0]
+    assert found.there_s.tolist() == [10.5, 11.0]
+    assert found.first_s.tolist() == [10.5, 11.5]  # it joins when the step that runs is done
     # The first decodes from 10.5; the second is there at 11, in the middle of that step, and joins at 11.5.
     assert found.last_s.tolist() == [12.5, 13.5]
     assert sorted(found.decode_runs) == [(1, 1, 51.0), (1, 1, 52.0), (1, 2, 51.5)]
@@ -130,6 +132,26 @@ def test_decoding_ranks_wait_for_the_fullest():
     assert found.last_s[1] - found.first_s[1] >= 2 * 3.0
 
 
+def test_a_decode_worker_may_make_the_first_token():
+    # Prompts of 10 tokens take 1 s, caches 0.5 s; then three steps for three tokens.
+    pools = Pool(policy=PLAIN, workers=1), Pool(policy=PLAIN, workers=1, gives_first_token=True)
+    found = run_pools(
+        *pools, 1, cycled([(10, 3)]), 1, prefill_s=lambda step: step[0] / 10, decode_times=ONE_SECOND, transfer_s=lambda _: 0.5
+    )  # fmt: skip
+    assert (found.there_s[0], found.first_s[0], found.last_s[0]) == (1.5, 2.5, 4.5)
+    assert found.decode_runs == [(3, 1, 11.0)]  # keys 10, 11 and 12
+
+
+def test_requests_dealt_in_turn_wait_while_another_worker_is_idle():
+    # A long one and a short one on two decode workers with room for one each: the third is dealt to the long one's.
+    lengths = {0: (10, 9), 1: (10, 2), 2: (10, 2)}
+    policy = replace(PLAIN, most_running=1)
+    pools = Pool(policy=PLAIN, workers=1), Pool(policy=policy, workers=2)
+    asked = {"prefill_s": lambda step: step[0] / 10, "decode_times": ONE_SECOND, "transfer_s": lambda _: 0.0}
+    fewest, turns = (run_pools(*pools, 2, lengths.__getitem__, 3, **asked, in_turns=in_turns) for in_turns in (False, True))
+    assert fewest.placed_s[2] == fewest.last_s[1] < turns.placed_s[2] == turns.last_s[0]
+
+
 def test_steps_grow_with_keys_and_requests():
     times = DecodeTimes(requests=np.array([1, 3]), keys=np.array([0.0, 10.0, 20.0]), seconds=np.array([[1.0, 2.0, 4.0], [3.0, 4.0, 6.0]]))
     assert times.piece(2, 5.0) == (2.5, 0.1, 10.0)
@@ -171,13 +193,13 @@ def test_given_the_same_times_every_request_passes_as_in_an_event_loop(seed):
 
     ends = np.array([[first + together * number + key * keys for keys in (1.0, 1e5)] for number in (1, 100)])
     fast = run_pools(
-        Pool(policy=policies[0], workers=numbers[0], ranks=ranks[0]), Pool(policy=policies[1], workers=numbers[1], ranks=ranks[1]), users,
-        cycled(requests), 8 * users,
+        Pool(policy=policies[0], workers=numbers[0], ranks=ranks[0]),
+        Pool(policy=policies[1], workers=numbers[1], ranks=ranks[1], gives_first_token=seed % 5 < 2), users, cycled(requests), 8 * users,
         prefill_s=lambda step: start + token * step[0], transfer_s=transfer_s,
         decode_times=DecodeTimes(requests=np.array([1, 100]), keys=np.array([1.0, 1e5]), seconds=ends),
     )  # fmt: skip
     loops = [(policy, number, times) for policy, number, times in zip(policies, numbers, (prompt_s, token_s), strict=True)]
-    slow = worker_loop(*loops, users, cycled(requests), 8 * users, transfer_s, ranks)
+    slow = worker_loop(*loops, users, cycled(requests), 8 * users, transfer_s, ranks, seed % 5 < 2)
     np.testing.assert_allclose(fast.arrival_s, [each.arrived_s for each in slow], rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(fast.first_s, [each.token_times_s[0] for each in slow], rtol=1e-9)
     np.testing.assert_allclose(fast.last_s, [each.token_times_s[-1] for each in slow], rtol=1e-9)
@@ -217,8 +239,11 @@ def test_the_fast_way_agrees_with_an_event_loop(seed):
     def looped(slower):
         (policy, number, (_, step_s)), last = zip(policies, numbers, kinds, strict=True)
         prompts = policy, number, lambda *held: slower * step_s(*held)
-        slow = worker_loop(prompts, (last[0], last[1], last[2][1]), users, cycled(requests), 6 * users, transfer_s)
-        extra = np.array([host.first_token_s + host.prompt_token_s * each.input_tokens for each in slow])
+        gives = bool(last[2][0].engine.fact("decode_gives_first_token"))
+        slow = worker_loop(
+            prompts, (last[0], last[1], last[2][1]), users, cycled(requests), 6 * users, transfer_s, gives_first_token=gives
+        )  # fmt: skip
+        extra = np.array([2 * host.first_token_s + host.prompt_token_s * each.input_tokens for each in slow])
         starts, firsts, lasts = (
             np.array(times)
             for times in zip(*((each.arrived_s, each.token_times_s[0], each.token_times_s[-1]) for each in slow), strict=True)
@@ -242,11 +267,19 @@ def apart(**changed):
     return predict_disaggregated(**(asked | {"osl": 128} | changed), price=PHYSICS)
 
 
+def load(**changed):
+    return predict_load("Qwen/Qwen3-8B", "h100-sxm", **({"isl": 1024, "osl": 128} | changed), price=PHYSICS)
+
+
 def test_one_user_sees_a_request_alone_and_its_cache_on_the_way():
     one = apart(concurrency=1)
     together = predict_load("Qwen/Qwen3-8B", "h100-sxm", engine="vllm", concurrency=1, isl=1024, osl=128, price=PHYSICS)
     assert one.tpot_s.median == pytest.approx(together.tpot_s.median, rel=0.01)
-    assert one.ttft_s.median - one.transfer_s.median == pytest.approx(together.ttft_s.median, rel=0.01)
+    passed_on = engine("vllm").host.first_token_s + one.tpot_s.median  # another server, whose first step makes the first token
+    assert one.ttft_s.median - one.transfer_s.median == pytest.approx(together.ttft_s.median + passed_on, rel=0.01)
+    sglang, alone = (each(concurrency=1, engine="sglang") for each in (apart, load))
+    passed_on = engine("sglang").host.first_token_s  # which passes the first token on
+    assert sglang.ttft_s.median - sglang.transfer_s.median == pytest.approx(alone.ttft_s.median + passed_on, rel=0.01)
     # 36 layers x 8 KV heads x 128 x keys and values x 2 bytes, of 1024 tokens and one more
     assert max(one.link.bytes.values()) == 36 * 8 * 128 * 2 * 2 * 1025
     assert one.transfer_s.median > max(one.link.bytes.values()) / 450e9
@@ -382,7 +415,7 @@ def test_the_correction_of_a_launch_stays_when_a_lever_moves():
 
 
 def test_the_network_is_a_lever_where_workers_stand_apart():
-    asked = EXPLAINED | {"tp": 8, "node": "dgx-h100"}
+    asked = EXPLAINED | {"tp": 8, "node": "dgx-h100", "concurrency": 1}
     found = predict_disaggregated(**asked, price=PHYSICS)
     levers = {lever.name: lever for lever in why_disaggregated(found, asked, PHYSICS).levers}
     assert found.link.is_network and levers["network bandwidth"].first_saved_fraction > 0

@@ -14,7 +14,7 @@ from tilecast.report import Grid, Report, versions
 from tilecast.serving.disaggregated import DisaggregatedPrediction, Workers, predict_disaggregated
 from tilecast.workloads.aggregate import basis_words
 
-NOT_COVERED = "intervals are of the steps' times, not of how requests are routed"
+COVERED = "intervals are of the steps' times, of routing by turns and of users in step"
 SATURATED = 0.9  # busy for more of the time: others wait for it
 
 
@@ -122,7 +122,7 @@ def _headline(found: DisaggregatedPrediction) -> Grid:
         ("prefill workers", *_workers(found, "prefill", found.prefill)),
         ("decode workers", *_workers(found, "decode", found.decode)),
         ("fits", "yes" if found.fits else "no", f"{found.node}, {found.engine}{other_choices(found.memory)}"),
-        ("basis", found.basis, f"the weakest; {basis_words(found.basis_shares)}; {NOT_COVERED}"),
+        ("basis", found.basis, f"the weakest; {basis_words(found.basis_shares)}; {COVERED}"),
         *([("profile", found.profile.id, found.profile.words)] if found.profile else []),
     ]  # fmt: skip
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",), wraps="meaning")

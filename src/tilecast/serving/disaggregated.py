@@ -48,6 +48,10 @@ from tilecast.workloads.model import ModelConfig
 
 Sides = tuple[str, str]  # at which prefill and decode workers are run
 MEDIAN: Sides = ("median_s", "median_s")
+IN_TURNS: Sides = ("turns", "turns")  # requests are dealt to workers in turn, however busy they are
+IN_STEP: Sides = ("step", "step")  # users who started together
+OTHERWISE = (IN_TURNS, IN_STEP)  # what is not known of a load, at the median of all times
+SERVERS = 2  # frontends that a request passes: that of the prefill and that of the decode worker
 RUNS: tuple[Sides, ...] = (MEDIAN, ("low_s", "median_s"), ("high_s", "median_s"), ("median_s", "low_s"), ("median_s", "high_s"))
 MOST_WORKERS = 256
 SMALL_BOX = 8  # GPUs that `layouts_of` fills
@@ -69,7 +73,8 @@ class Workers:
 
     @property
     def pool(self) -> Pool:
-        return Pool(policy=self.policy, workers=self.number, ranks=self.found.shard.dp * self.found.shard.pp)
+        gives = bool(self.found.engine.fact("decode_gives_first_token"))
+        return Pool(policy=self.policy, workers=self.number, ranks=self.found.shard.dp * self.found.shard.pp, gives_first_token=gives)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +99,23 @@ class Handover:
 
 
 def interval(values: Mapping[Sides, Floats]) -> Interval:
-    """Of the mean. Whether the errors of prefill and decode workers go together is not known: the wider of both answers."""
-    means = {sides: float(np.mean(each)) if len(each) else 0.0 for sides, each in values.items()}
+    """Of the mean."""
+    return interval_of({sides: float(np.mean(each)) if len(each) else 0.0 for sides, each in values.items()})
+
+
+def interval_of(means: Mapping[Sides, float]) -> Interval:
+    """Whether the errors of prefill and decode workers go together is not known: the wider of both answers. How requests are routed and
+    whether users are in step is not known either: what these do at the median is added to the end that it moves."""
     median = means[MEDIAN]
     if median <= 0.0 or len(means) == 1:  # nothing was waited for, or no ends were run
         return Interval(median, median, median)
     fast, slow, fast_decode, slow_decode = (math.log(means[sides] / median) for sides in RUNS[1:])
+    otherwise = [math.log(means[sides] / median) for sides in OTHERWISE if sides in means]
     together = (fast + fast_decode, slow + slow_decode)
     up = math.hypot(max(fast, slow, 0.0), max(fast_decode, slow_decode, 0.0))
     down = math.hypot(min(fast, slow, 0.0), min(fast_decode, slow_decode, 0.0))
-    return Interval(median, median * math.exp(min(*together, -down)), median * math.exp(max(*together, up)))
+    low, high = min(*together, -down) + min([0.0, *otherwise]), max(*together, up) + max([0.0, *otherwise])
+    return Interval(median, median * math.exp(low), median * math.exp(high))
 
 
 def run_disaggregated(
@@ -124,9 +136,10 @@ def run_disaggregated(
     asked = cycled(requests, 0 if num_requests else users)
 
     def run(sides: Sides, prompts: Prompts, tokens: Mapping[str, DecodeTimes], spans: Spans | None = None) -> Passage:
+        first, then = MEDIAN if sides in OTHERWISE else sides
         return run_pools(
-            prefill.pool, decode.pool, users, asked, total, prefill_s=prompts.of(sides[0]), decode_times=tokens[sides[1]],
-            transfer_s=transfer_s[sides[0]], spans=spans,
+            prefill.pool, decode.pool, users, cycled(requests) if sides == IN_STEP else asked, total, prefill_s=prompts.of(first),
+            decode_times=tokens[then], transfer_s=transfer_s[first], spans=spans, in_turns=sides == IN_TURNS,
         )  # fmt: skip
 
     lanes = decode.pool.lanes
@@ -146,13 +159,13 @@ def run_disaggregated(
     host = prefill.found.engine.host
     ttft, tpot, latency, sent = (dict[Sides, Floats]() for _ in range(4))
     for sides, passage in passages.items():
-        arrival, done, first_s, last = (
-            times[counted] for times in (passage.arrival_s, passage.prefilled_s, passage.first_s, passage.last_s)
+        arrival, done, there, first_s, last = (
+            times[counted] for times in (passage.arrival_s, passage.prefilled_s, passage.there_s, passage.first_s, passage.last_s)
         )
-        spread = {"median_s": 0.0, "low_s": -host.spread_fraction, "high_s": host.spread_fraction}[sides[0]]
-        extra = (1.0 + spread) * (host.first_token_s + host.prompt_token_s * passage.input_tokens[counted])
+        spread = {"low_s": -host.spread_fraction, "high_s": host.spread_fraction}.get(sides[0], 0.0)
+        extra = (1.0 + spread) * (SERVERS * host.first_token_s + host.prompt_token_s * passage.input_tokens[counted])
         several = passage.output_tokens[counted] > 1
-        ttft[sides], latency[sides], sent[sides] = first_s - arrival + extra, last - arrival + extra, first_s - done
+        ttft[sides], latency[sides], sent[sides] = first_s - arrival + extra, last - arrival + extra, there - done
         tpot[sides] = (last - first_s)[several] / (passage.output_tokens[counted][several] - 1)
     middle = passages[MEDIAN]
     return Handover(

@@ -25,6 +25,7 @@ class Request:
     eligible: int  # the first step that can take it
     prefilled: int = 0
     produced: int = 0
+    joined: bool = False  # it decodes; where prefill and decode are apart
     token_times_s: list[float] = field(default_factory=list)
 
 
@@ -91,7 +92,7 @@ def event_loop(policy: Policy, users: int, request: Callable[[int], Lengths], nu
 
 def worker_loop(
     prefill: tuple[Policy, int, StepTime], decode: tuple[Policy, int, StepTime], users: int, request: Callable[[int], Lengths],
-    num_requests: int, transfer_s: Callable[[int], float], ranks: tuple[int, int] = (1, 1),
+    num_requests: int, transfer_s: Callable[[int], float], ranks: tuple[int, int] = (1, 1), gives_first_token: bool = False,
 ) -> list[Request]:  # fmt: skip
     """The same for prefill and decode workers apart, each a policy, a number, a step's time and data-parallel ranks, which step together
     and wait for the fullest; pools.py says how requests pass."""
@@ -155,10 +156,15 @@ def worker_loop(
             ready = here[place * ranks[1] : (place + 1) * ranks[1]]
             if decoding[place] is not None or not any(ready):
                 continue
-            if not any(each.produced > 1 for rank in ready for each in rank):
+            if not any(each.joined for rank in ready for each in rank):
                 rounds[place] = max(rounds[place], min(each.eligible for rank in ready for each in rank))
-            joined = [[each for each in rank if each.produced > 1 or each.eligible <= rounds[place]] for rank in ready]
+            joined = [[each for each in rank if each.joined or each.eligible <= rounds[place]] for rank in ready]
             every = [each for rank in joined for each in rank]
+            for each in every:
+                if not each.joined and not gives_first_token:
+                    each.produced = 1
+                    each.token_times_s.append(now)
+                each.joined = True
             mean = sum(each.input_tokens + each.produced for each in every) / len(every)
             fullest_rank = max(len(rank) for rank in joined)
             contexts = [each.input_tokens + each.produced for each in every] if ranks[1] == 1 else [mean] * fullest_rank
@@ -187,8 +193,6 @@ def worker_loop(
             sending.remove((at, each))
             lane = next(number for number, room in enumerate(rooms) if each in room)
             place = lane // ranks[1]
-            each.produced = 1
-            each.token_times_s.append(now)
             each.eligible = rounds[place] + (1 + giving.steps_missed if decoding[place] else 0)
             here[lane].append(each)
         for place, stepped in enumerate(decoding):

@@ -2,10 +2,10 @@
 
 A request is given room on the decode worker with the fewest requests, or waits for it; then it joins the prefill worker with the fewest
 tokens ahead of it. Its cache goes to the decode worker when its prompt is done, one prompt after the other over a prefill worker's link,
-while the next step runs; when it is there the first token is seen, and the request decodes from the next step on. Data-parallel ranks of
-a worker meet in every layer, so they step together: a rank without work waits for the others, and the fullest one sets the pace. Workers
-have clocks of their own, so unlike the steps of one scheduler (schedule.py) these depend on how long steps take: `run_pools` is given
-their times.
+while the next step runs; when it is there the request decodes from the next step on, with which its first token is seen, or after it
+where the decode worker makes that token. Data-parallel ranks of a worker meet in every layer, so they step together: a rank without work
+waits for the others, and the fullest one sets the pace. Workers have clocks of their own, so unlike the steps of one scheduler
+(schedule.py) these depend on how long steps take: `run_pools` is given their times.
 """
 
 from collections import Counter, deque
@@ -33,6 +33,7 @@ class Pool:
     policy: Policy
     workers: int
     ranks: int = 1
+    gives_first_token: bool = False  # of decode workers: by a step of their own; else the prefill worker's token is passed on
 
     @property
     def lanes(self) -> int:
@@ -73,7 +74,8 @@ class Passage:
     placed_s: Floats  # it has room on a decode worker
     taken_s: Floats  # its first prefill step starts
     prefilled_s: Floats
-    first_s: Floats  # its cache is where it decodes, and its first token is seen
+    there_s: Floats  # its cache is where it decodes
+    first_s: Floats
     last_s: Floats
     prefill_steps: Counter[PrefillStep]
     decode_runs: list[DecodeRun]
@@ -169,21 +171,30 @@ def _run_s(steps: int, first: float, more: float) -> float:
     return steps * first + more * steps * (steps - 1) / 2
 
 
+def _least(values: list[int], among: slice) -> int:
+    """The place of the smallest, the first of equals."""
+    few = values[among]
+    return int(among.start) + few.index(min(few))
+
+
 def run_pools(
     prefill: Pool, decode: Pool, users: int, request: Callable[[int], Lengths], num_requests: int, *,
     prefill_s: Callable[[PrefillStep], float], decode_times: DecodeTimes, transfer_s: Callable[[int], float], spans: Spans | None = None,
+    in_turns: bool = False,
 ) -> Passage:  # fmt: skip
     """The first `num_requests` requests of `users`, all of whom send one at the start and the next when the last is answered.
 
-    `spans` takes down what every worker did when.
+    `spans` takes down what every worker did when. `in_turns`: requests are dealt to workers in turn when they arrive, however busy these are,
+    as routers do that know nothing of them; ranks of a worker still share theirs.
     """
     prefills = [_PrefillWorker(at, [_PrefillRank() for _ in range(prefill.ranks)]) for at in range(prefill.workers)]
     decodes = [_DecodeWorker(at, [0] * decode.ranks) for at in range(decode.workers)]
     ahead = [0] * prefill.lanes  # tokens of prompts that are not done, by rank of all workers
     held, cache = [0] * decode.lanes, [0] * decode.lanes  # requests that have room, and the tokens they are counted with
     inputs, outputs, placed = list[int](), list[int](), list[int]()
-    arrival, roomed, taken, prefilled, first, last = (list[float]() for _ in range(6))
-    waiting: deque[int] = deque()
+    arrival, roomed, taken, prefilled, there, first, last = (list[float]() for _ in range(7))
+    waiting = [deque[int]() for _ in range(decode.workers if in_turns else 1)]
+    late = 0 if decode.gives_first_token else 1  # tokens of a request that decode workers do not make
     events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
     order = count()
     steps, runs = Counter[PrefillStep](), list[DecodeRun]()
@@ -200,24 +211,26 @@ def run_pools(
             outputs.append(given)
             placed.append(-1)
             arrival.append(now)
-            for times in (roomed, taken, prefilled, first, last):
+            for times in (roomed, taken, prefilled, there, first, last):
                 times.append(0.0)
-            waiting.append(number)
+            waiting[number % len(waiting)].append(number)
 
-    def given_room() -> None:
-        while waiting:
-            number = waiting[0]
+    def given_room(queue: deque[int], lanes: slice) -> None:
+        """Requests of a queue get room on the emptiest of its ranks, and a place before a prefill worker."""
+        while queue:
+            number = queue[0]
             needs = decode.policy.reserves(inputs[number], outputs[number])
             if outputs[number] > 1:  # else nothing is left to decode
-                lane = held.index(min(held))
+                lane = _least(held, lanes)
                 if held[lane] >= decode.policy.most_running or (held[lane] and cache[lane] + needs > decode.policy.cache_tokens):
                     return
                 held[lane] += 1
                 cache[lane] += needs
                 placed[number] = lane
-            waiting.popleft()
+            queue.popleft()
             roomed[number] = now
-            lane = ahead.index(min(ahead))
+            turn = number % prefill.workers
+            lane = _least(ahead, slice(turn * prefill.ranks, (turn + 1) * prefill.ranks) if in_turns else slice(0, prefill.lanes))
             ahead[lane] += inputs[number]
             worker = prefills[lane // prefill.ranks]
             can_be_taken = worker.step + 1 + prefill.policy.steps_missed if worker.busy else worker.step
@@ -277,7 +290,7 @@ def run_pools(
                 ahead[worker.number * prefill.ranks + place] -= inputs[number]
                 prefilled[number] = now
                 if outputs[number] == 1:
-                    first[number] = now
+                    there[number] = first[number] = now
                     ends(number)
                 else:
                     starts = max(now, rank.link_free_s)
@@ -288,7 +301,7 @@ def run_pools(
                     later(rank.link_free_s, is_there, number)
 
     def is_there(number: int) -> None:
-        first[number] = now
+        there[number] = now
         worker = decodes[placed[number] // decode.ranks]
         if worker.run is None:
             worker.pending.append((worker.step, number))
@@ -305,16 +318,19 @@ def run_pools(
         """The next run of equal steps of an idle decode worker: until somebody ends or joins."""
         if not worker.ends and worker.pending:
             worker.step = max(worker.step, min(worker.pending)[0])
-        for entry in [entry for entry in worker.pending if entry[0] <= worker.step]:
+        joined = [entry for entry in worker.pending if entry[0] <= worker.step]
+        for entry in joined:
             worker.pending.remove(entry)
-            heappush(worker.ends, (worker.step + outputs[entry[1]] - 1, entry[1]))
-            worker.keys += inputs[entry[1]] + 1
+            heappush(worker.ends, (worker.step + outputs[entry[1]] - late, entry[1]))
+            worker.keys += inputs[entry[1]] + late
             worker.running[placed[entry[1]] % decode.ranks] += 1
         most = worker.ends[0][0] - worker.step
         if worker.pending:
             most = min(most, min(worker.pending)[0] - worker.step)
         keys = worker.keys / len(worker.ends)
         seconds, more, limit = decode_times.piece(max(worker.running), keys)
+        for _, number in joined:
+            first[number] = now if late else now + seconds
         most = min(most, max(1, int(limit - keys) + 1)) if limit < float("inf") else most
         worker.run = (now, most, seconds, more)
         worker.version += 1
@@ -348,8 +364,11 @@ def run_pools(
 
     for _ in range(min(users, num_requests)):
         arrives()
+    every = [slice(at * decode.ranks, (at + 1) * decode.ranks) for at in range(decode.workers)] if in_turns else [slice(0, decode.lanes)]
     while done < num_requests:
-        given_room()
+        for queue, lanes in zip(waiting, every, strict=True):
+            if queue:
+                given_room(queue, lanes)
         for taking in prefills:
             if not taking.busy and any(rank.queue or rank.partial for rank in taking.ranks):
                 prompts(taking)
@@ -360,7 +379,8 @@ def run_pools(
         while events and events[0][0] <= now:
             _, _, what, arguments = heappop(events)
             what(*arguments)
-    times = {"arrival_s": arrival, "placed_s": roomed, "taken_s": taken, "prefilled_s": prefilled, "first_s": first, "last_s": last}
+    times = {"arrival_s": arrival, "placed_s": roomed, "taken_s": taken, "prefilled_s": prefilled}
+    times |= {"there_s": there, "first_s": first, "last_s": last}
     return Passage(
         input_tokens=np.array(inputs), output_tokens=np.array(outputs), prefill_steps=steps, decode_runs=runs,
         prefill_busy_s=busy["prefill"], decode_busy_s=busy["decode"], **{name: np.array(values) for name, values in times.items()},

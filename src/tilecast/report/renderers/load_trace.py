@@ -165,7 +165,7 @@ def _of_workers(found: DisaggregatedPrediction) -> tuple[Stretch, list[Slice], L
     lives = Lives(
         names=("waiting for room to decode", "waiting for a prefill worker", "prefilling", "sending the KV cache", "decoding"),
         counters=("waiting", "waiting", "prefilling", "sending", "decoding"),
-        starts_s=(passage.arrival_s, passage.placed_s, passage.taken_s, passage.prefilled_s, passage.first_s),
+        starts_s=(passage.arrival_s, passage.placed_s, passage.taken_s, passage.prefilled_s, passage.there_s),
         ends_s=passage.last_s, input_tokens=passage.input_tokens, output_tokens=passage.output_tokens,
     )  # fmt: skip
     return stretch, slices, lives
