@@ -154,8 +154,11 @@ def run_disaggregated(
     prompts = _prompts(prefill.found, first.prefill_steps, price)
     keys = [context for _, _, context in first.decode_runs] or list(ends)
     plan, tokens = _tokens(decode.found, first.decode_runs or [(0, 1, ends[0])], (min(keys), max(keys)), price)
+    ran: tuple[Sides, ...] = (MEDIAN,)
+    if with_interval:
+        ran = (*RUNS, IN_TURNS) if num_requests else (*RUNS, *OTHERWISE)
     spans = Spans()
-    passages = {sides: run(sides, prompts, tokens, spans if sides == MEDIAN else None) for sides in (RUNS if with_interval else (MEDIAN,))}
+    passages = {sides: run(sides, prompts, tokens, spans if sides == MEDIAN and not num_requests else None) for sides in ran}
     host = prefill.found.engine.host
     ttft, tpot, latency, sent = (dict[Sides, Floats]() for _ in range(4))
     for sides, passage in passages.items():

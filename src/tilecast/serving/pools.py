@@ -184,8 +184,8 @@ def run_pools(
 ) -> Passage:  # fmt: skip
     """The first `num_requests` requests of `users`, all of whom send one at the start and the next when the last is answered.
 
-    `spans` takes down what every worker did when. `in_turns`: requests are dealt to workers in turn when they arrive, however busy these are,
-    as routers do that know nothing of them; ranks of a worker still share theirs.
+    `spans` takes down what every worker did when. `in_turns`: requests are dealt to workers in turn when they arrive, however busy these
+    are, as routers do that know nothing of them; ranks of a worker still share theirs.
     """
     prefills = [_PrefillWorker(at, [_PrefillRank() for _ in range(prefill.ranks)]) for at in range(prefill.workers)]
     decodes = [_DecodeWorker(at, [0] * decode.ranks) for at in range(decode.workers)]
