@@ -18,10 +18,13 @@ from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import compare
 from tilecast.predictors import predict_kernel
 from tilecast.serving.disaggregated import (
+    IN_STEP,
+    IN_TURNS,
     MEDIAN,
     RUNS,
     Workers,
     interval,
+    interval_of,
     layouts_of,
     predict_disaggregated,
     run_disaggregated,
@@ -323,6 +326,9 @@ def test_room_to_decode_is_waited_for():
     assert max(requests for _, requests, _ in found.handover.median.decode_runs) <= 4
 
 
+UNEVEN = [(1024, 8 * (1 + place % 5)) for place in range(20)]
+
+
 def test_low_median_high_are_ordered_and_the_parts_make_the_whole():
     for found in (apart(), apart(concurrency=200, disaggregated="2P1D"), apart(isl=5000, osl=20)):
         for name in ("ttft_s", "tpot_s", "total_s", "prefill_s", "decode_step_s", "output_tokens_per_s", "transfer_s"):
@@ -342,6 +348,17 @@ def test_the_interval_is_the_wider_of_errors_that_go_together_and_apart():
     against = made(10.0, 9.0, 11.0, 10.5, 9.5)
     assert against.high == pytest.approx(10 * np.exp(np.hypot(np.log(1.1), np.log(1.05))))
     assert against.low == pytest.approx(10 * np.exp(-np.hypot(np.log(0.9), np.log(0.95))))
+
+
+def test_the_interval_covers_routing_by_turns_and_users_in_step():
+    means = dict(zip(RUNS, (1.0, 0.9, 1.1, 0.95, 1.05), strict=True))
+    plain, wider = interval_of(means), interval_of(means | {IN_TURNS: 3.0, IN_STEP: 0.5})
+    assert wider.high == pytest.approx(3.0 * plain.high) and wider.low == pytest.approx(0.5 * plain.low)
+    found = apart(
+        disaggregated="1P4D", concurrency=4, engine="vllm", engine_settings={"max_num_seqs": 1}, requests=UNEVEN, isl=None, osl=None
+    )
+    assert found.handover.ttft_s[IN_TURNS].mean() > 1.8 * found.ttft_s.median  # some wait for a worker while another is idle
+    assert found.ttft_s.high > 2 * found.ttft_s.median
 
 
 def test_memory_is_of_the_fuller_kind_and_a_misfit_is_a_result():
@@ -384,6 +401,30 @@ def test_measured_points_are_laid_out_as_their_columns_say(sizes, split):
 
 
 # ---- the command -------------------------------------------------------------------------------------------------
+
+
+def test_measured_points_run_what_their_recipes_allow():
+    from benchmarks.accuracy import disaggregated_points
+
+    point = {
+        "gpu": "gb300", "engine": "trtllm", "architecture": "deepseek-v3", "dtype": "fp8", "isl": 1024, "osl": 1024, "concurrency": 24,
+        "decode_num_workers": 4.0, "decode_tp_size": 8.0, "decode_attention_dp_size": 1.0, "decode_moe_tp_size": 1.0,
+        "decode_moe_ep_size": 8.0,
+    }  # fmt: skip
+    assert disaggregated_points.most_running(point) == 4  # ctx1_gen4_tep8_batch4_eplb0_mtp0_24: of 24 users 8 wait
+    ranks = {"decode_tp_size": 1.0, "decode_attention_dp_size": 8.0, "decode_num_workers": 2.0, "concurrency": 12288}
+    assert disaggregated_points.most_running(point | ranks) == 8 * 768  # a limit of every rank
+    assert disaggregated_points.most_running(point | {"engine": "sglang"}) == 24
+
+
+def test_rounds_that_are_not_followed_are_like_the_last():
+    from benchmarks.accuracy import disaggregated_points
+
+    users = 8192  # three rounds are followed; the last one counts eight times
+    seen = {MEDIAN: np.repeat([30.0, 4.0, 1.0], users)}
+    assert disaggregated_points.mean_over_rounds(seen, users).median == pytest.approx((30 + 4 + 8 * 1) / 10)
+    assert disaggregated_points.mean_over_rounds({MEDIAN: np.arange(40.0)}, 4).median == pytest.approx(19.5)
+
 
 # ---- why ---------------------------------------------------------------------------------------------------------
 

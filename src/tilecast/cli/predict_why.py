@@ -1,7 +1,6 @@
 """What `tilecast predict --why` prints: levers that were moved and priced again, and what the batch or the number of users does."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from tilecast import units
 from tilecast.diagnosis.what_if import Lever, Why
@@ -40,16 +39,8 @@ def load_grids(found: LoadWhy) -> list[Grid]:
     users = _served_grid("What the number of users does", "concurrency", [(str(each.concurrency), each) for each in found.concurrencies])
     if not found.workers:
         return [levers, users]
-    return [
-        replace(levers, title=f"{levers.title} ({_noise(found)})"),
-        _served_grid("What another worker does", "workers", [(each.layout, each) for each in found.workers]),
-        users,
-    ]
-
-
-def _noise(found: LoadWhy) -> str:
-    moved = max(0.1, 100 * found.first_noise_fraction)
-    return f"which prompts share a step moves with every time: less than {moved:.1f} % of the first token says nothing"
+    workers = _served_grid("What another worker does", "workers", [(each.layout, each) for each in found.workers])
+    return [levers, workers, users]
 
 
 def _served_grid(title: str, what: str, rows: Sequence[tuple[str, LoadOutcome]]) -> Grid:

@@ -22,6 +22,7 @@ from tilecast.workloads.aggregate import Price
 
 FACTORS = (0.25, 0.5, 2, 4)  # of the users
 HARDLY = 1e-3  # a share of the bandwidth whose effect on first tokens is no effect of bandwidth
+WORTH_SAYING = 0.003  # of the first token
 WORTH_A_WORKER = 1.01  # tokens per second and GPU, for another worker to be called worth its GPUs
 
 
@@ -54,13 +55,19 @@ class LoadWhy:
     @property
     def sentence(self) -> str:
         """The best lever, what another worker would do, and twice the users."""
-        helps = " ".join(filter(None, (what_helps(self.levers, "latency"), self._another())))
+        helps = " ".join(filter(None, (what_helps(self.levers, "latency"), self._noise(), self._another())))
         more = next((outcome for outcome in self.concurrencies if outcome.concurrency == 2 * self.asked.concurrency), None)
         if more is None:
             return helps
         rate = more.output_tokens_per_s.median / self.asked.output_tokens_per_s.median
         slower = more.total_s.median / self.asked.total_s.median
         return f"{helps} Twice the users would get {rate:.2f} times the tokens per second, at {slower:.2f} times the latency."
+
+    def _noise(self) -> str:
+        if self.first_noise_fraction < WORTH_SAYING:
+            return ""
+        moved = f"First tokens move by {100 * self.first_noise_fraction:.1f} % when bandwidth moves by a thousandth"
+        return f"{moved}, as other prompts share a step then: smaller effects on them say nothing."
 
     def _another(self) -> str:
         """The worker that adds most tokens per second."""

@@ -56,6 +56,7 @@ RUNS: tuple[Sides, ...] = (MEDIAN, ("low_s", "median_s"), ("high_s", "median_s")
 MOST_WORKERS = 256
 SMALL_BOX = 8  # GPUs that `layouts_of` fills
 REQUEST_KNOTS, KEY_KNOTS = 24, 5
+MOST_COMPARED = 192  # prefill steps that were priced, among which one like another is looked for
 LIKELY_USERS = (1, 2, 4, 8)  # of one prefill worker, whose steps are priced before it is known which ones run
 
 
@@ -191,11 +192,13 @@ class Prompts:
 
     def of(self, side: str) -> Callable[[PrefillStep], float]:
         seconds: dict[PrefillStep, float] = dict(zip(self.steps, self.cost.step_s(side).tolist(), strict=True))
-        known = np.log([(*step[:3], step[4]) for step in self.steps])
+        few = sorted(self.steps)
+        few = [few[place] for place in np.unique(np.linspace(0, len(few) - 1, MOST_COMPARED).round().astype(np.int64))]
+        known = np.log([(*step[:3], step[4]) for step in few])
 
         def prefill_s(step: PrefillStep) -> float:
             if step not in seconds:
-                near = self.steps[int(np.argmin(np.abs(known - np.log((*step[:3], step[4]))).sum(axis=1)))]
+                near = few[int(np.argmin(np.abs(known - np.log((*step[:3], step[4]))).sum(axis=1)))]
                 seconds[step] = seconds[near] * step[0] / near[0]
             return seconds[step]
 

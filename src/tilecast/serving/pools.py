@@ -8,6 +8,7 @@ waits for the others, and the fullest one sets the pace. Workers have clocks of 
 (schedule.py) these depend on how long steps take: `run_pools` is given their times.
 """
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -58,7 +59,7 @@ class DecodeTimes:
         knots = self.keys
         if len(knots) == 1:
             return row[0], 0.0, float("inf")
-        place = min(max(int(np.searchsorted(knots, keys, side="right")), 1), len(knots) - 1)
+        place = min(max(bisect_right(knots, keys), 1), len(knots) - 1)
         slope = (row[place] - row[place - 1]) / float(knots[place] - knots[place - 1])
         limit = float(knots[place]) if place < len(knots) - 1 else float("inf")
         return row[place - 1] + slope * (keys - float(knots[place - 1])), slope, limit
