@@ -1,7 +1,7 @@
 """Our own answer to a measured point of disaggregated serving: its workers, and the load that its benchmark put on them.
 
 Only points that name their workers can be asked. Lengths and rounds are those of the aggregated points (serving_points.py). What servers
-were told is published for most: InferenceX's .github/configs/nvidia-master.yaml names the recipe of every point, and the recipe's name
+were told is published for most: InferenceX's .github/configs/nvidia-master.yaml names the recipe of every point (NVIDIA's srt-slurm), which
 says how many requests a decode worker's rank may run (`BATCHES`). Elsewhere it is as many as there are users; all else is an engine as it
 comes. Nothing is fitted on these points.
 """
@@ -36,7 +36,7 @@ BATCHES: Mapping[Shape, Mapping[int, int]] = {
     ("b200-sxm", "nvfp4", 1024, 1024, 2, 8): {2192: 128},
     ("b200-sxm", "nvfp4", 1024, 1024, 5, 8): dict.fromkeys((10, 15, 25, 45, 90, 180), 32),
     ("b200-sxm", "nvfp4", 1024, 1024, 6, 8): {450: 64},
-    ("b200-sxm", "nvfp4", 8192, 1024, 5, 8): {**dict.fromkeys((10, 15, 25, 50, 100), 8), 370: 64},
+    ("b200-sxm", "nvfp4", 8192, 1024, 5, 8): {**dict.fromkeys((10, 15, 25, 50, 100), 16), 370: 64},
     ("gb200", "nvfp4", 1024, 1024, 2, 4): {6144: 768},
     ("gb200", "nvfp4", 1024, 1024, 4, 8): {
         **dict.fromkeys((12, 24, 48, 96, 192), 32),
