@@ -59,11 +59,12 @@ def run(quick: bool) -> Result:
             f"{every['id'].n_unique():,} points are disaggregated; {named.height} name their workers and their users, and can be asked.",
             f"AIConfigurator was run on 94 of all; {len(tried)} of these are among the ones asked here and got an answer.",
             "Our failures: " + ("; ".join(f"{row['len']} {row['why']}" for row in reasons) or "none") + ".",
-            "Lengths and rounds as for aggregated points; how many requests TensorRT-LLM's decode workers may run is what the points' recipes"
-            " publish (disaggregated_points.py). Other limits, and how requests were routed, are not known of all: engines run as they come,"
-            " with our one rule (docs/serving.md).",
-            "Wide expert parallelism is priced with gathers, not with the all-to-all kernels that these recipes turn on, and SGLang's block-scaled"
-            " experts on Blackwell as its Triton kernel: the slowest times per token, and first tokens that wait for them.",
+            "Lengths and rounds as for aggregated points; how many requests TensorRT-LLM's decode workers may run is what the points'"
+            " recipes publish (disaggregated_points.py). Other limits, and how requests were routed, are not known of all: engines run as"
+            " they come, with our one rule (docs/serving.md). Speculative decoding is not marked, and counts.",
+            "Wide expert parallelism is priced with gathers, not with the all-to-all kernels that these recipes turn on, and SGLang's"
+            " block-scaled experts on Blackwell as the fused kernel that was measured for it, a third as fast as DeepGEMM: hence the times"
+            " per token that are too long, and first tokens that wait for them or for prompts.",
         ],
         target="none published: AIConfigurator on the points that it answers",
     )
