@@ -27,6 +27,7 @@ from tilecast.serving.policy import policy_of
 # would come after it.
 MOST_REQUESTS, FEWEST_ROUNDS = 16_384, 3
 KINDS = ("prefill", "decode")
+RACKS = ("gb200", "gb300")
 SIZES = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
 Shape = tuple[str, str, int, int, int, int]  # GPU, format, prompt and output tokens, decode workers, GPUs of each
 # DeepSeek-R1 on TensorRT-LLM: requests that a rank of a decode worker may run (max_batch_size), by how many users there were. Points of
@@ -108,6 +109,13 @@ def most_running(row: Mapping[str, Any]) -> int:
     return max(16, users)
 
 
+def sends_tokens(row: Mapping[str, Any], kind: str) -> bool:
+    """To their experts alone: in the racks, SGLang's recipes from 8 ranks on (moe-a2a-backend deepep), TensorRT-LLM where there are more
+    ranks than experts of a token."""
+    _, ranks, _ = split(row, kind)
+    return row["gpu"] in RACKS and ranks >= {"sglang": 8, "trtllm": 9}.get(row["engine"], 1 << 20)
+
+
 def rounds_of(users: int) -> int:
     return max(FEWEST_ROUNDS, min(ROUNDS, MOST_REQUESTS // users))
 
@@ -125,9 +133,10 @@ def handover_of(row: Mapping[str, Any], price: Any = predict_kernel, **changed: 
     if kv is None and row["architecture"] == "deepseek-v3" and (row["engine"] == "trtllm" or row["gpu"] != "h200-sxm"):
         kv = "fp8"
     users = int(row["concurrency"])
-    chosen = json.dumps({"most_running_requests": most_running(row), **changed}, sort_keys=True)
     workers = []
     for kind in KINDS:
+        settings = {"most_running_requests": most_running(row), "experts_all_to_all": int(sends_tokens(row, kind)), **changed}
+        chosen = json.dumps(settings, sort_keys=True)
         found = _set_up(model, row["gpu"], *split(row, kind), row["engine"], quant, kv, chosen)
         workers.append(Workers(number=int(row[f"{kind}_num_workers"]), found=found, policy=policy_of(found)))
     prefill, decode = workers

@@ -62,9 +62,9 @@ def run(quick: bool) -> Result:
             "Lengths and rounds as for aggregated points; how many requests TensorRT-LLM's decode workers may run is what the points'"
             " recipes publish (disaggregated_points.py). Other limits, and how requests were routed, are not known of all: engines run as"
             " they come, with our one rule (docs/serving.md). Speculative decoding is not marked, and counts.",
-            "Wide expert parallelism is priced with gathers, not with the all-to-all kernels that these recipes turn on, and SGLang's"
-            " block-scaled experts on Blackwell as the fused kernel that was measured for it, a third as fast as DeepGEMM: hence the times"
-            " per token that are too long, and first tokens that wait for them or for prompts.",
+            "In the racks, tokens are sent to their experts alone where the recipes say so (experts_all_to_all). SGLang's block-scaled"
+            " experts on Blackwell are priced as the fused kernel that was measured for it, a third as fast as DeepGEMM: hence the worst"
+            " first tokens.",
         ],
         target="none published: AIConfigurator on the points that it answers",
     )
