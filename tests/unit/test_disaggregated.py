@@ -21,6 +21,7 @@ from tilecast.serving.disaggregated import (
     IN_STEP,
     IN_TURNS,
     MEDIAN,
+    POLLED,
     RUNS,
     Workers,
     interval,
@@ -359,6 +360,10 @@ def test_the_interval_covers_routing_by_turns_and_users_in_step():
     )
     assert found.handover.ttft_s[IN_TURNS].mean() > 1.8 * found.ttft_s.median  # some wait for a worker while another is idle
     assert found.ttft_s.high > 2 * found.ttft_s.median
+    one = apart(concurrency=1)  # alone, only a handshake may make it longer: by a step of either worker
+    steps = float(one.handover.prefill[1].step_s("median_s")[0]) + one.decode_step_s.median
+    assert one.handover.ttft_s[POLLED].mean() == pytest.approx(one.ttft_s.median + steps, rel=0.02)
+    assert one.ttft_s.high > one.ttft_s.median + steps
 
 
 def test_memory_is_of_the_fuller_kind_and_a_misfit_is_a_result():

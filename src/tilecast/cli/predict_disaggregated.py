@@ -14,7 +14,7 @@ from tilecast.report import Grid, Report, versions
 from tilecast.serving.disaggregated import DisaggregatedPrediction, Workers, predict_disaggregated
 from tilecast.workloads.aggregate import basis_words
 
-COVERED = "intervals are of the steps' times, of routing by turns and of users in step"
+COVERED = "intervals are of the steps' times, of routing by turns, users in step and polled handshakes"
 SATURATED = 0.9  # busy for more of the time: others wait for it
 
 

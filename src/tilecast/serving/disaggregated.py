@@ -50,7 +50,9 @@ Sides = tuple[str, str]  # at which prefill and decode workers are run
 MEDIAN: Sides = ("median_s", "median_s")
 IN_TURNS: Sides = ("turns", "turns")  # requests are dealt to workers in turn, however busy they are
 IN_STEP: Sides = ("step", "step")  # users who started together
-OTHERWISE = (IN_TURNS, IN_STEP)  # what is not known of a load, at the median of all times
+POLLED: Sides = ("polled", "polled")  # handshakes are seen between steps: one step of either worker is waited for beside all else
+RERUN = (IN_TURNS, IN_STEP)
+OTHERWISE = (*RERUN, POLLED)  # what is not known of a load, at the median of all times
 SERVERS = 2  # frontends that a request passes: that of the prefill and that of the decode worker
 RUNS: tuple[Sides, ...] = (MEDIAN, ("low_s", "median_s"), ("high_s", "median_s"), ("median_s", "low_s"), ("median_s", "high_s"))
 MOST_WORKERS = 256
@@ -105,8 +107,9 @@ def interval(values: Mapping[Sides, Floats]) -> Interval:
 
 
 def interval_of(means: Mapping[Sides, float]) -> Interval:
-    """Whether the errors of prefill and decode workers go together is not known: the wider of both answers. How requests are routed and
-    whether users are in step is not known either: what these do at the median is added to the end that it moves."""
+    """Whether the errors of prefill and decode workers go together is not known: the wider of both answers. How requests are routed,
+    whether users are in step and how long handshakes take is not known either: the one of these that does most at the median is added to
+    the end that it moves."""
     median = means[MEDIAN]
     if median <= 0.0 or len(means) == 1:  # nothing was waited for, or no ends were run
         return Interval(median, median, median)
@@ -137,7 +140,7 @@ def run_disaggregated(
     asked = cycled(requests, 0 if num_requests else users)
 
     def run(sides: Sides, prompts: Prompts, tokens: Mapping[str, DecodeTimes], spans: Spans | None = None) -> Passage:
-        first, then = MEDIAN if sides in OTHERWISE else sides
+        first, then = MEDIAN if sides in RERUN else sides
         return run_pools(
             prefill.pool, decode.pool, users, cycled(requests) if sides == IN_STEP else asked, total, prefill_s=prompts.of(first),
             decode_times=tokens[then], transfer_s=transfer_s[first], spans=spans, in_turns=sides == IN_TURNS,
@@ -157,7 +160,7 @@ def run_disaggregated(
     plan, tokens = _tokens(decode.found, first.decode_runs or [(0, 1, ends[0])], (min(keys), max(keys)), price)
     ran: tuple[Sides, ...] = (MEDIAN,)
     if with_interval:
-        ran = (*RUNS, IN_TURNS) if num_requests else (*RUNS, *OTHERWISE)
+        ran = (*RUNS, IN_TURNS) if num_requests else (*RUNS, *RERUN)
     spans = Spans()
     passages = {sides: run(sides, prompts, tokens, spans if sides == MEDIAN and not num_requests else None) for sides in ran}
     host = prefill.found.engine.host
@@ -172,6 +175,11 @@ def run_disaggregated(
         ttft[sides], latency[sides], sent[sides] = first_s - arrival + extra, last - arrival + extra, there - done
         tpot[sides] = (last - first_s)[several] / (passage.output_tokens[counted][several] - 1)
     middle = passages[MEDIAN]
+    if with_interval:
+        steps = sum(number for number, _, _ in middle.decode_runs)
+        polled_s = middle.prefill_busy_s / max(1, sum(middle.prefill_steps.values())) + middle.decode_busy_s / max(1, steps)
+        ttft[POLLED], latency[POLLED], sent[POLLED] = (each[MEDIAN] + polled_s for each in (ttft, latency, sent))
+        tpot[POLLED] = tpot[MEDIAN]
     return Handover(
         passages=passages, spans=spans, prefill=(prompts.plan, prompts.cost), decode=plan, counted=counted, ttft_s=ttft, tpot_s=tpot,
         latency_s=latency, transfer_s=sent, room_s=(middle.placed_s - middle.arrival_s)[counted],
