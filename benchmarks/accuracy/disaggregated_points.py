@@ -1,7 +1,9 @@
 """Our own answer to a measured point of disaggregated serving: its workers, and the load that its benchmark put on them.
 
-Only points that name their workers can be asked. Lengths and rounds are those of the aggregated points (serving_points.py); the servers'
-limits are not public here, so engines run as they come, but for as many requests as there are users. Nothing is fitted on these points.
+Only points that name their workers can be asked. Lengths and rounds are those of the aggregated points (serving_points.py). What servers
+were told is published for most: InferenceX's .github/configs/nvidia-master.yaml names the recipe of every point (NVIDIA's srt-slurm), which
+says how many requests a decode worker's rank may run (`BATCHES`). Elsewhere it is as many as there are users; all else is an engine as it
+comes. Nothing is fitted on these points.
 """
 
 import json
@@ -9,20 +11,65 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from benchmarks.accuracy.serving_points import CHECKPOINTS, MOST_MEMORY, ROUNDS, requests
-from tilecast.engines.predict import Setup, set_up
+from tilecast.engines.predict import Interval, Setup, set_up
 from tilecast.errors import TilecastError
 from tilecast.kernels.collectives import node_of
 from tilecast.predictors import predict_kernel
 from tilecast.serving.costs import SIDES
-from tilecast.serving.disaggregated import Handover, Workers, interval, link_between, run_disaggregated
+from tilecast.serving.disaggregated import Handover, Sides, Workers, interval_of, link_between, run_disaggregated
 from tilecast.serving.policy import policy_of
 
-MOST_REQUESTS = 8192  # of a point that are followed: with more users than a tenth of these, fewer rounds, but two
+# Requests of a point that are followed: with more users than a tenth of these fewer rounds, but three. The last one stands for all that
+# would come after it.
+MOST_REQUESTS, FEWEST_ROUNDS = 16_384, 3
 KINDS = ("prefill", "decode")
+RACKS = ("gb200", "gb300")
 SIZES = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+Shape = tuple[str, str, int, int, int, int]  # GPU, format, prompt and output tokens, decode workers, GPUs of each
+# DeepSeek-R1 on TensorRT-LLM: requests that a rank of a decode worker may run (max_batch_size), by how many users there were. Points of
+# InferenceMAX's first runs (gb200-sxm, nvfp4, attention not data-parallel) name their limits in the same file's earlier versions.
+BATCHES: Mapping[Shape, Mapping[int, int]] = {
+    ("b200-sxm", "nvfp4", 1024, 1024, 1, 8): {4096: 512},
+    ("b200-sxm", "nvfp4", 1024, 1024, 2, 8): {2192: 128},
+    ("b200-sxm", "nvfp4", 1024, 1024, 5, 8): dict.fromkeys((10, 15, 25, 45, 90, 180), 32),
+    ("b200-sxm", "nvfp4", 1024, 1024, 6, 8): {450: 64},
+    ("b200-sxm", "nvfp4", 8192, 1024, 5, 8): {**dict.fromkeys((10, 15, 25, 50, 100), 16), 370: 64},
+    ("gb200", "nvfp4", 1024, 1024, 2, 4): {6144: 768},
+    ("gb200", "nvfp4", 1024, 1024, 4, 8): {
+        **dict.fromkeys((12, 24, 48, 96, 192), 32),
+        **dict.fromkeys((4, 8, 16, 32, 64, 128, 256, 564), 128),
+    },
+    ("gb200", "nvfp4", 1024, 8192, 1, 32): {2048: 64, 4096: 128, 8192: 256},
+    ("gb200", "nvfp4", 1024, 8192, 7, 8): {7: 1},
+    ("gb200", "nvfp4", 1024, 8192, 15, 4): {60: 4, 135: 8},
+    ("gb200", "nvfp4", 8192, 1024, 1, 16): {4096: 256},
+    ("gb200", "nvfp4", 8192, 1024, 1, 32): {256: 16},
+    ("gb200", "nvfp4", 8192, 1024, 3, 8): dict.fromkeys((3, 6, 12, 24, 48, 102), 32),
+    ("gb200", "nvfp4", 8192, 1024, 4, 8): dict.fromkeys((12, 44, 76), 16),
+    ("gb200", "fp8", 1024, 1024, 1, 8): {6144: 768},
+    ("gb200", "fp8", 1024, 1024, 3, 8): {3: 1, 27: 8},
+    ("gb200", "fp8", 1024, 8192, 2, 16): {8192: 256},
+    ("gb200", "fp8", 1024, 8192, 4, 8): {4: 1, 36: 8},
+    ("gb200", "fp8", 8192, 1024, 3, 8): {6: 1, 18: 4, 63: 16},
+    ("gb300", "nvfp4", 1024, 1024, 1, 8): {8192: 1024},
+    ("gb300", "nvfp4", 1024, 1024, 4, 8): dict.fromkeys((12, 48, 96, 192), 32),
+    ("gb300", "nvfp4", 1024, 8192, 1, 32): {1024: 32, 4096: 128, 8192: 256},
+    ("gb300", "nvfp4", 1024, 8192, 7, 8): {7: 1, 245: 32},
+    ("gb300", "nvfp4", 1024, 8192, 15, 4): {60: 4},
+    ("gb300", "nvfp4", 8192, 1024, 3, 4): {3228: 256},
+    ("gb300", "nvfp4", 8192, 1024, 3, 8): {72: 16},
+    ("gb300", "nvfp4", 8192, 1024, 4, 8): {12: 2},
+    ("gb300", "nvfp4", 8192, 1024, 5, 4): dict.fromkeys((5, 15, 30), 4),
+    ("gb300", "fp8", 1024, 1024, 2, 8): {12288: 768},
+    ("gb300", "fp8", 1024, 1024, 4, 8): {4: 1, 24: 4, 84: 16},
+    ("gb300", "fp8", 1024, 8192, 2, 16): {4096: 128, 8192: 256},
+    ("gb300", "fp8", 1024, 8192, 4, 8): {4: 1, 36: 8},
+    ("gb300", "fp8", 8192, 1024, 4, 8): {4: 1, 24: 4, 36: 8},
+}
 
 
 def points(rows: pl.DataFrame) -> pl.DataFrame:
@@ -51,25 +98,54 @@ def _set_up(model: str, gpu: str, tp: int, ep: int, dp: int, engine: str, quant:
     return set_up(model, gpu, tp=tp, ep=ep, dp_attention=dp, engine=engine, quant=quant, kv_dtype=kv, engine_settings=json.loads(chosen))
 
 
+def most_running(row: Mapping[str, Any]) -> int:
+    """Requests that a decode worker runs at once."""
+    users, (gpus, _, ranks) = int(row["concurrency"]), split(row, "decode")
+    if row["engine"] == "trtllm" and row["architecture"] == "deepseek-v3":
+        shape = (row["gpu"], row["dtype"], int(row["isl"]), int(row["osl"]), int(row["decode_num_workers"]), gpus)
+        batch = BATCHES.get(shape, {}).get(users)
+        if batch is not None:
+            return batch * ranks
+    return max(16, users)
+
+
+def sends_tokens(row: Mapping[str, Any], kind: str) -> bool:
+    """To their experts alone: in the racks, SGLang's recipes from 8 ranks on (moe-a2a-backend deepep), TensorRT-LLM where there are more
+    ranks than experts of a token."""
+    _, ranks, _ = split(row, kind)
+    return row["gpu"] in RACKS and ranks >= {"sglang": 8, "trtllm": 9}.get(row["engine"], 1 << 20)
+
+
+def rounds_of(users: int) -> int:
+    return max(FEWEST_ROUNDS, min(ROUNDS, MOST_REQUESTS // users))
+
+
+def mean_over_rounds(values: Mapping[Sides, np.ndarray], users: int) -> Interval:
+    """The mean of a benchmark of ten rounds: of those that were not followed each is like the last that was."""
+    weights = np.ones(rounds_of(users) * users)
+    weights[-users:] += ROUNDS - rounds_of(users)
+    return interval_of({sides: float(np.average(each, weights=weights)) for sides, each in values.items()})
+
+
 def handover_of(row: Mapping[str, Any], price: Any = predict_kernel, **changed: object) -> Handover:
     """The whole benchmark of a point, the first burst included."""
     model, quant, kv = CHECKPOINTS[(row["architecture"], row["dtype"])]
     if kv is None and row["architecture"] == "deepseek-v3" and (row["engine"] == "trtllm" or row["gpu"] != "h200-sxm"):
         kv = "fp8"
     users = int(row["concurrency"])
-    chosen = json.dumps({"most_running_requests": max(16, users), **changed}, sort_keys=True)
     workers = []
     for kind in KINDS:
+        settings = {"most_running_requests": most_running(row), "experts_all_to_all": int(sends_tokens(row, kind)), **changed}
+        chosen = json.dumps(settings, sort_keys=True)
         found = _set_up(model, row["gpu"], *split(row, kind), row["engine"], quant, kv, chosen)
         workers.append(Workers(number=int(row[f"{kind}_num_workers"]), found=found, policy=policy_of(found)))
     prefill, decode = workers
     if "memory_fraction" not in changed and decode.policy.cache_tokens * decode.pool.lanes < users * (row["isl"] + row["osl"]):
         return handover_of(row, price, **changed, memory_fraction=MOST_MEMORY)
-    rounds = max(2, min(ROUNDS, MOST_REQUESTS // users))
     asked = requests(row, users)
     link = link_between(prefill, decode, asked, prefill.found.node or decode.found.node or node_of(prefill.found.gpu, None), price)
     ways = {side: link.of(side) for side in SIDES}
-    return run_disaggregated(prefill, decode, users, asked, ways, price=price, num_requests=rounds * users)
+    return run_disaggregated(prefill, decode, users, asked, ways, price=price, num_requests=rounds_of(users) * users)
 
 
 def answer(row: Mapping[str, Any], price: Any = predict_kernel) -> dict[str, float | str | None]:
@@ -80,6 +156,6 @@ def answer(row: Mapping[str, Any], price: Any = predict_kernel) -> dict[str, flo
         found = handover_of(row, price)
     except TilecastError as problem:
         return {"ttft": None, "tpot": None, "why": str(problem)}
-    means = {"ttft": interval(found.ttft_s), "tpot": interval(found.tpot_s)}
+    means = {name: mean_over_rounds(seen, int(row["concurrency"])) for name, seen in (("ttft", found.ttft_s), ("tpot", found.tpot_s))}
     ends = {f"{name}_{end}": getattr(mean, end) for name, mean in means.items() for end in ("low", "high")}
     return {name: mean.median for name, mean in means.items()} | ends | {"why": None}

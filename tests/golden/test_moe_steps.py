@@ -3,18 +3,19 @@
 import pytest
 
 from tilecast import hardware
-from tilecast.engines.base import engine, kernel_step
+from tilecast.engines.base import engine, kernel_step, with_settings
 from tilecast.workloads.architectures import architecture
 from tilecast.workloads.graph import Batch, decode_tokens, prefill_tokens
 from tilecast.workloads.model import model_config
 from tilecast.workloads.parallelism import node_for, sharded
 
 
-def calls(id, tokens, gpu="h100-sxm", tp=1, **split):
+def calls(id, tokens, gpu="h100-sxm", tp=1, settings=None, **split):
     config, spec = model_config(id), hardware.gpu(gpu)
     shard = sharded(config, tp, node_for(spec, tp) if tp > 1 else None, **split)
     operations = architecture(config.architecture).step(config, shard)
-    return kernel_step(operations, tokens, config=config, shard=shard, engine=engine("sglang"), gpu=spec, kv_dtype="bf16").calls
+    runs = with_settings(engine("sglang"), settings or {})
+    return kernel_step(operations, tokens, config=config, shard=shard, engine=runs, gpu=spec, kv_dtype="bf16").calls
 
 
 def check(found, expected):
@@ -93,6 +94,25 @@ def test_experts_of_one_rank_and_attention_of_one_data_parallel_rank():
     assert (sizes["router"].m, sizes["experts"].num_tokens) == (16, 16)
     assert sizes["experts_all_reduce"].family == "reduce_scatter"
     assert (sizes["lm_head"].m, sizes["lm_head"].n, sizes["sampling"].rows) == (16, 37984, 8)
+
+
+def test_tokens_are_sent_to_their_experts_alone():
+    # Eight ranks of 2 requests each. A token goes to 8 experts in 8 bits and comes back in 16: 2 x 7168 x 8 of either; the three dense
+    # layers still gather. The shared expert (2048 wide) and the router see a rank's own 2 tokens, the experts what all 16 chose.
+    split = {"gpu": "h200-sxm", "tp": 8, "ep": 8, "dp": 8}
+    of_rank = decode_tokens(Batch.uniform(16, 500, 2), [0], 8)
+    sent = {call.name: call for call in calls("deepseek-ai/DeepSeek-V3", of_rank, settings={"experts_all_to_all": 1}, **split)}
+    gathered = {call.name: call for call in calls("deepseek-ai/DeepSeek-V3", of_rank, **split)}
+    assert "experts_all_reduce" not in sent and (sent["hidden_gather"].count, gathered["hidden_gather"].count) == (3, 61)
+    for name, num_bytes in (("experts_dispatch", 2 * 7168 * 8), ("experts_combine", 2 * 7168 * 8 * 2)):
+        assert (sent[name].kernel.family, sent[name].count, sent[name].kernel.bytes) == ("all_to_all", 58, num_bytes)
+        assert name not in gathered
+    assert (sent["router"].kernel.m, gathered["router"].kernel.m) == (2, 16)
+    up, down = sent["shared_gate_up_proj"].kernel, sent["shared_down_proj"].kernel
+    assert (up.m, up.n, up.k) == (2, 2 * 2048, 7168) and (down.m, down.n, down.k) == (2, 7168, 2048)
+    assert sent["experts"].kernel.num_tokens == gathered["experts"].kernel.num_tokens == 16
+    alone = calls("deepseek-ai/DeepSeek-V3", DECODE, gpu="h200-sxm", tp=8, settings={"experts_all_to_all": 1})
+    assert "experts_dispatch" not in {call.name for call in alone}  # nothing was gathered there
 
 
 def test_deepseek_v3_on_eight_gpus():

@@ -372,7 +372,7 @@ def test_the_command_says_it_in_one_sentence_first(tilecast: Tilecast):
     ("more", "message"),
     [
         (("--batch", "0"), "--batch 0 must be at least 1: it limits how many requests run"),
-        (("--trace", "x.json"), "--trace and --concurrency exclude one another: it draws the steps of a static batch"),
+        (("--trace", "x.txt"), "--trace"),
         (("--batch", "4,8"), "--batch 4,8 limits how many requests of a load run: give one number; --concurrency takes several"),
         (("--tp", "1,2", "--breakdown"), "--breakdown explains one configuration: give one --gpu, --tp and --concurrency"),
         (("--concurrency", "1:x"), "--concurrency 1:x must read like 8, 1,2,4"),

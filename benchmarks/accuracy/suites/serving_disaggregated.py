@@ -59,8 +59,12 @@ def run(quick: bool) -> Result:
             f"{every['id'].n_unique():,} points are disaggregated; {named.height} name their workers and their users, and can be asked.",
             f"AIConfigurator was run on 94 of all; {len(tried)} of these are among the ones asked here and got an answer.",
             "Our failures: " + ("; ".join(f"{row['len']} {row['why']}" for row in reasons) or "none") + ".",
-            "Lengths and rounds as for aggregated points; the servers' limits, how requests were routed and over what caches went are not"
-            " stated: engines run as they come, with our one rule (docs/serving.md). Speculative decoding is not marked, and counts.",
+            "Lengths and rounds as for aggregated points; how many requests TensorRT-LLM's decode workers may run is what the points'"
+            " recipes publish (disaggregated_points.py). Other limits, and how requests were routed, are not known of all: engines run as"
+            " they come, with our one rule (docs/serving.md). Speculative decoding is not marked, and counts.",
+            "In the racks, tokens are sent to their experts alone where the recipes say so (experts_all_to_all). SGLang's block-scaled"
+            " experts on Blackwell are priced as the fused kernel that was measured for it, a third as fast as DeepGEMM: hence the worst"
+            " first tokens.",
         ],
         target="none published: AIConfigurator on the points that it answers",
     )

@@ -128,20 +128,12 @@ def command(
         emit(report, **output)
         return
     if concurrency is not None:
-        if timeline is not None:
-            raise InvalidInput("--trace and --concurrency exclude one another: it draws the steps of a static batch")
+        shown: dict[str, Any] = {"line": line, "breakdown": breakdown, "why": why, "page": page, "timeline": timeline}
+        asked = {"concurrency": concurrency, "requests": requests, "overrides": overrides, **given}
         if workers:
-            if why:
-                raise InvalidInput("--why and --disaggregated exclude one another: ask it of a load, or compare several layouts")
-            emit(predict_disaggregated.report_of(
-                model, gpu, workers=workers[0], concurrency=concurrency, requests=requests, overrides=overrides, line=line,
-                breakdown=breakdown, page=page, **given,
-            ), **output)  # fmt: skip
-            return
-        emit(predict_load.report_of(
-            model, gpu, concurrency=concurrency, requests=requests, overrides=overrides, line=line, breakdown=breakdown, why=why, page=page,
-            **given,
-        ), **output)  # fmt: skip
+            emit(predict_disaggregated.report_of(model, gpu, workers=workers[0], **shown, **asked), **output)
+        else:
+            emit(predict_load.report_of(model, gpu, **shown, **asked), **output)
         return
     given |= {name: numbers(f"--{name}", given[name])[0] for name in ("tp", "batch") if given[name] is not None}
     if note := hardware.resolution_note(gpu):

@@ -7,14 +7,14 @@ from tilecast import hardware, units
 from tilecast.cli.files import write_whole
 from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.output import say
-from tilecast.cli.predict_load import seen_by_users, where
+from tilecast.cli.predict_load import seen_by_users, where, write_timeline
 from tilecast.cli.ranges import numbers
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
 from tilecast.serving.disaggregated import DisaggregatedPrediction, Workers, predict_disaggregated
 from tilecast.workloads.aggregate import basis_words
 
-NOT_COVERED = "intervals are of the steps' times, not of how requests are routed"
+COVERED = "intervals are of the steps' times, of routing by turns, users in step and polled handshakes"
 SATURATED = 0.9  # busy for more of the time: others wait for it
 
 
@@ -35,9 +35,9 @@ def workers_of(given: dict[str, Any], concurrency: str | None) -> tuple[dict[str
 
 def report_of(
     model: str, gpu: str, *, workers: str, concurrency: str, requests: list[tuple[int, int]] | None, overrides: dict[str, str], line: str,
-    breakdown: bool, page: Path | None, **given: Any,
+    breakdown: bool, why: bool, page: Path | None, timeline: Path | None, **given: Any,
 ) -> Report:  # fmt: skip
-    """The report, and its page where one was asked for."""
+    """The report, and its page and its timeline where one was asked for."""
     (users,), (tp, *_) = numbers("--concurrency", concurrency), numbers("--tp", given.pop("tp"))
     given.pop("batch")
     if note := hardware.resolution_note(gpu):
@@ -50,16 +50,31 @@ def report_of(
     said = {name: value for name, value in asked.items() if value is not None and value != default.get(name)}
     arguments = "".join(f", {name}={value!r}" for name, value in said.items())
     payload = {**found.to_dict(), "versions": versions()}
+    grids, closing, explained, reasons = [_headline(found), where(found.breakdown, breakdown)], _balance(found), None, None
+    python = f"import tilecast\ntilecast.predict_disaggregated({model!r}, gpu={gpu!r}{arguments})"
+    if why:
+        from tilecast.cli import predict_why
+        from tilecast.diagnosis.what_if_load import why_disaggregated
+
+        reasons = why_disaggregated(found, {"model": model, "gpu": gpu, **asked})
+        explained = predict_why.load_grids(reasons)
+        grids += explained
+        payload["why"], closing = reasons.to_dict(), f"{closing} {reasons.sentence}"
+        imported = "import tilecast\nfrom tilecast.diagnosis.what_if_load import why_disaggregated"
+        python = (
+            f"{imported}\nasked = dict(model={model!r}, gpu={gpu!r}{arguments})\n"
+            "why_disaggregated(tilecast.predict_disaggregated(**asked), asked)"
+        )
     report = Report(
         answer=_answer(found),
-        grids=[_headline(found), where(found.breakdown, breakdown)],
-        closing=_balance(found),
+        grids=grids,
+        closing=closing,
         payload=payload,
         records=[part.to_dict() for part in found.breakdown]
         if breakdown
         else [{name: value for name, value in payload.items() if name not in ("schema", "breakdown")}],
         inputs=found.inputs,
-        python=f"import tilecast\ntilecast.predict_disaggregated({model!r}, gpu={gpu!r}{arguments})",
+        python=python,
         command=line,
     )
     if page is not None:
@@ -67,7 +82,8 @@ def report_of(
         from tilecast.report.renderers import load_html
 
         payload["figures"] = load_figures(found, {"model": model, "gpu": gpu, **asked})
-        write_whole("--html", page, load_html.page(report))
+        write_whole("--html", page, load_html.page(report, explained[0] if explained else None, reasons.to_dict() if reasons else None))
+    write_timeline(found, timeline, line)
     return report
 
 
@@ -106,7 +122,7 @@ def _headline(found: DisaggregatedPrediction) -> Grid:
         ("prefill workers", *_workers(found, "prefill", found.prefill)),
         ("decode workers", *_workers(found, "decode", found.decode)),
         ("fits", "yes" if found.fits else "no", f"{found.node}, {found.engine}{other_choices(found.memory)}"),
-        ("basis", found.basis, f"the weakest; {basis_words(found.basis_shares)}; {NOT_COVERED}"),
+        ("basis", found.basis, f"the weakest; {basis_words(found.basis_shares)}; {COVERED}"),
         *([("profile", found.profile.id, found.profile.words)] if found.profile else []),
     ]  # fmt: skip
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",), wraps="meaning")

@@ -12,6 +12,7 @@ from tilecast.cli.ranges import numbers
 from tilecast.engines.predict import Interval, Part
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
+from tilecast.serving.disaggregated import DisaggregatedPrediction
 from tilecast.serving.load import LoadPrediction, predict_load
 from tilecast.serving.served import Served
 from tilecast.workloads.aggregate import basis_words
@@ -36,9 +37,9 @@ def limited(given: dict[str, Any]) -> dict[str, Any]:
 
 def report_of(
     model: str, gpu: str, *, concurrency: str, requests: list[tuple[int, int]] | None, overrides: dict[str, str], line: str,
-    breakdown: bool, why: bool, page: Path | None, **given: Any,
+    breakdown: bool, why: bool, page: Path | None, timeline: Path | None, **given: Any,
 ) -> Report:  # fmt: skip
-    """The report, and its page where one was asked for."""
+    """The report, and its page and its timeline where one was asked for."""
     (users,), (tp, *_) = numbers("--concurrency", concurrency), numbers("--tp", given.pop("tp"))
     given.pop("batch")
     if note := hardware.resolution_note(gpu):
@@ -75,7 +76,15 @@ def report_of(
 
         payload["figures"] = load_figures(found, asked)
         write_whole("--html", page, load_html.page(report, explained[0], reasons.to_dict()))
+    write_timeline(found, timeline, line)
     return report
+
+
+def write_timeline(found: LoadPrediction | DisaggregatedPrediction, timeline: Path | None, line: str) -> None:
+    if timeline is not None:
+        from tilecast.report.renderers import load_trace
+
+        write_whole("--trace", timeline, load_trace.text(found, line))
 
 
 def _python(asked: dict[str, Any], why: bool) -> str:

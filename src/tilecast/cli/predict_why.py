@@ -1,5 +1,7 @@
 """What `tilecast predict --why` prints: levers that were moved and priced again, and what the batch or the number of users does."""
 
+from collections.abc import Sequence
+
 from tilecast import units
 from tilecast.diagnosis.what_if import Lever, Why
 from tilecast.diagnosis.what_if_load import LoadWhy, gained_fraction
@@ -34,26 +36,22 @@ def load_grids(found: LoadWhy) -> list[Grid]:
         right=frozenset({"latency", "saves", "of first token", "of time per token", "more tokens/s", "needed for 20 % faster"}),
         spare=("needed for 20 % faster", "more tokens/s", "of time per token", "of first token", "latency"),
     )
-    users = Grid(
-        title="What the number of users does",
-        columns=(
-            "concurrency",
-            "first token",
-            "of it waiting",
-            "per token",
-            "latency",
-            "tokens/s",
-            "tokens/s/GPU",
-            "tokens/s/user",
-            "fits",
-        ),
-        rows=[_users(outcome) for outcome in found.concurrencies],
-        right=frozenset(
-            {"concurrency", "first token", "of it waiting", "per token", "latency", "tokens/s", "tokens/s/GPU", "tokens/s/user"}
-        ),
+    users = _served_grid("What the number of users does", "concurrency", [(str(each.concurrency), each) for each in found.concurrencies])
+    if not found.workers:
+        return [levers, users]
+    workers = _served_grid("What another worker does", "workers", [(each.layout, each) for each in found.workers])
+    return [levers, workers, users]
+
+
+def _served_grid(title: str, what: str, rows: Sequence[tuple[str, LoadOutcome]]) -> Grid:
+    told = ("first token", "of it waiting", "per token", "latency", "tokens/s", "tokens/s/GPU", "tokens/s/user")
+    return Grid(
+        title=title,
+        columns=(what, *told, "fits"),
+        rows=[(name, *_seen(outcome)) for name, outcome in rows],
+        right=frozenset({*told, *(("concurrency",) if what == "concurrency" else ())}),
         spare=("tokens/s", "tokens/s/user", "of it waiting"),
     )
-    return [levers, users]
 
 
 def _lever(lever: Lever) -> tuple[str, ...]:
@@ -65,10 +63,10 @@ def _needed(lever: Lever) -> str:
     return f"{lever.needed_factor:.2f}x" if lever.needed_factor is not None else "out of reach"
 
 
-def _users(outcome: LoadOutcome) -> tuple[str, ...]:
+def _seen(outcome: LoadOutcome) -> tuple[str, ...]:
     decodes = outcome.decode_steps > 0
     return (
-        str(outcome.concurrency), units.human("_s", outcome.ttft_s.median), units.human("_s", outcome.queue_s),
+        units.human("_s", outcome.ttft_s.median), units.human("_s", outcome.queue_s),
         units.human("_s", outcome.tpot_s.median) if decodes else "-", units.human("_s", outcome.total_s.median),
         units.significant(outcome.output_tokens_per_s.median), units.significant(outcome.output_tokens_per_s_per_gpu.median),
         units.significant(outcome.output_tokens_per_s_per_user.median) if decodes else "-", "yes" if outcome.fits else "no",

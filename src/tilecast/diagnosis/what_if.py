@@ -30,6 +30,9 @@ FACTS = {
     "tdp_w": "power limit",
 }
 LINK = "link bandwidth"
+NETWORK = "network bandwidth"
+LINK_RATES = ("link_bytes_per_s", "pair_bytes_per_s", "pcie_bytes_per_s")
+NETWORK_RATES = ("network_bytes_per_s",)
 LESS_HOST = "host time"
 BATCH_FACTORS = (0.5, 1.0, 1.1, 2.0, 4.0)
 
@@ -120,8 +123,15 @@ def levers_of(
     timed: Callable[[GpuSpec, Price], Times],
     with_less_host: Callable[[Times, float], Times],
     price: Price = predict_kernel,
+    *,
+    networked: bool = False,
+    same_launches: bool = True,
 ) -> tuple[Lever, ...]:
-    """Every lever of what `timed` prices on a GPU, what helps most first; `with_less_host` takes a share of the host's time away."""
+    """Every lever of what `timed` prices on a GPU, what helps most first; `with_less_host` takes a share of the host's time away.
+
+    `networked`: the network between boxes is a lever. Without `same_launches` a changed GPU may run other steps, and a launch is priced
+    on the real GPU too, for its correction.
+    """
     real: list[Any] = []  # every price of the real GPU, in the order in which they are asked for
 
     def recorded(kernel: Any, spec: Any, **conditions: Any) -> Any:
@@ -130,8 +140,9 @@ def levers_of(
 
     now = timed(gpu, recorded)
 
-    def changed(spec: GpuSpec, link: float = 1.0) -> Times:
-        return timed(spec, _corrected_as(real, _faster_link(_physics(price), link)))
+    def changed(spec: GpuSpec, link: float = 1.0, rates: Sequence[str] = LINK_RATES) -> Times:
+        then = _faster_link(_physics(price), link, rates)
+        return timed(spec, _corrected_as(real, then) if same_launches else _corrected_there(gpu, price, then))
 
     def with_fact(fact: str, factor: float) -> Times:
         value = getattr(gpu, fact) * factor
@@ -142,6 +153,8 @@ def levers_of(
     }
     if linked:
         ways[LINK] = lambda factor: changed(gpu, factor)
+    if networked:
+        ways[NETWORK] = lambda factor: changed(gpu, factor, NETWORK_RATES)
     levers = [lever for name, way in ways.items() if (lever := _lever(name, "10 % more", way, now)) is not None]
     # 1.1: a tenth less of it; 2: none
     less_host = _lever(LESS_HOST, "10 % less", lambda factor: with_less_host(now, factor - 1), now, largest=2.0)
@@ -181,20 +194,33 @@ def _corrected_as(real: Sequence[Any], price: Price) -> Price:
     def priced(kernel: Any, gpu: Any, **conditions: Any) -> Any:
         old, new = next(before), price(kernel, gpu, **conditions)
         assert old.kernel.family == kernel.family and len(old.median_s) == len(new.median_s), "a changed GPU runs other kernels"
-        median_s = np.maximum(new.analytic_s * old.median_s / old.analytic_s, new.bound_s)
-        scale = median_s / new.median_s
-        return replace(new, median_s=median_s, low_s=new.low_s * scale, high_s=new.high_s * scale)
+        return _corrected(old, new)
 
     return priced
 
 
-def _faster_link(price: Price, factor: float) -> Price:
-    """Collectives in a box whose links are `factor` times as fast; everything else as it is."""
+def _corrected_there(real: GpuSpec, real_price: Price, price: Price) -> Price:
+    """Prices with the correction that the same launch has on the GPU as it is."""
+
+    def priced(kernel: Any, gpu: Any, **conditions: Any) -> Any:
+        return _corrected(real_price(kernel, real, **conditions), price(kernel, gpu, **conditions))
+
+    return priced
+
+
+def _corrected(old: Any, new: Any) -> Any:
+    median_s = np.maximum(new.analytic_s * old.median_s / old.analytic_s, new.bound_s)
+    scale = median_s / new.median_s
+    return replace(new, median_s=median_s, low_s=new.low_s * scale, high_s=new.high_s * scale)
+
+
+def _faster_link(price: Price, factor: float, names: Sequence[str] = LINK_RATES) -> Price:
+    """Messages in a box whose links, or whose network, are `factor` times as fast; everything else as it is."""
 
     def priced(kernel: Any, gpu: Any, **options: Any) -> Any:
         node = getattr(kernel, "node", None)
         if isinstance(node, NodeSpec):
-            rates = {name: getattr(node, name) for name in ("link_bytes_per_s", "pair_bytes_per_s", "pcie_bytes_per_s")}
+            rates = {name: getattr(node, name) for name in names}
             faster = {name: rate * factor for name, rate in rates.items() if rate is not None}
             kernel = replace(kernel, node=replace(node, **faster))
         return price(kernel, gpu, **options)

@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parent
 ROWS = {"gemm": "m", "moe": "num_tokens"}  # the parameter that counts rows, where it is not called `rows`
 SAME_PRODUCT = {"fp8_static": "fp8"}  # scales that are known beforehand change who makes the activations, not the product
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
+SENT_BYTES = 1  # of an element on its way to an expert: 8 bits; results come back in the model's own format
 NO_IDENTITY: Callable[[GpuSpec, str], None] = lambda gpu, held: None  # noqa: E731
 
 
@@ -206,9 +207,25 @@ def kernel_step(
         asked = engine.fact("experts_measured_in").get(held, engine.name) if family == "moe" and shard.ep == 1 else engine.name
         calls.append(KernelCall(name, tokens.phase, built, count, engine.cache.get(family, "warm"), asked, beside.get(name)))
 
+    # Where every rank has whole experts, a token may be sent to those that it chose instead of to all ranks.
+    sent = bool(engine.fact("experts_all_to_all")) and shard.dp > 1 and shard.ep == shard.tp
+    num_sent = sum(operation.count for operation in operations if operation.family == "moe") if sent else 0
+
+    def exchange(name: str, count: int, item_bytes: int, topk: int) -> None:
+        num_bytes = _plain(rows["token"] * config.hidden_size * topk * item_bytes)
+        launch(name, "all_to_all", config.dtype, count, bytes=num_bytes, num_gpus=shard.tp, node=shard.node)
+
     for operation in operations:
         if operation.name in fused or operation.role in fused or operation.phase not in (None, tokens.phase):
             continue
+        if num_sent and operation.name == "experts_all_reduce":
+            continue
+        if num_sent and operation.name == "hidden_gather":
+            operation = replace(operation, count=operation.count - num_sent)
+            if not operation.count:
+                continue
+        if num_sent and (operation.role == "shared_expert" or operation.name in ("router", "expert_topk")):
+            operation = _of_own_tokens(operation, shard)
         family, sizes, held = operation.family, dict[str, Any](operation.sizes), operation.held or config.dtype
         count = rows[operation.per] * operation.rows_each
         if family == "attention":
@@ -237,7 +254,11 @@ def kernel_step(
             launch(f"{operation.name}_quantize", "quantize", how.dtype, operation.count, op=how.op, rows=sizes["m"], cols=sizes["k"])
         if family in ROWS:
             held = SAME_PRODUCT.get(held, held)
+        if num_sent and family == "moe":
+            exchange("experts_dispatch", operation.count, SENT_BYTES, sizes["topk"])
         launch(operation.name, family, held, operation.count, **sizes)
+        if num_sent and family == "moe":
+            exchange("experts_combine", operation.count, round(dtype(config.dtype).bytes), sizes["topk"])
         if family == "sampling" and engine.fact("sort_bytes_per_logit"):
             moved = float(engine.fact("sort_bytes_per_logit")) / (2 * dtype(config.dtype).bytes)  # a copy reads and writes each element
             launch(
@@ -249,6 +270,15 @@ def kernel_step(
                 numel=_plain((count * sizes["cols"] * moved).astype(int)),
             )
     return Step(tokens.phase, tuple(calls), len(tokens.q_lens))
+
+
+def _of_own_tokens(operation: Operation, shard: Shard) -> Operation:
+    """What a rank does for its own tokens alone where these are not gathered: with all of the shared expert's width, not its part of it."""
+    split = "k" if operation.name.endswith("down_proj") else "n" if operation.name.endswith("up_proj") else "cols"
+    whole = operation.family == "gemm" and operation.name.startswith("shared_") and operation.name != "shared_gate"
+    whole = whole or operation.family == "silu_mul"
+    sizes: dict[str, Any] = dict(operation.sizes)
+    return replace(operation, per="token", sizes=sizes | ({split: sizes[split] * shard.tp} if whole else {}))
 
 
 def _lengths(tokens: Tokens) -> dict[str, Any]:

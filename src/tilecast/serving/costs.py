@@ -33,6 +33,7 @@ SIDES = ("median_s", "low_s", "high_s")
 class Curve:
     """One kind of work at its knots (K,), and how much of each knot every run's step is: weights (R, n) at places (R, n)."""
 
+    name: str
     phase: str
     pieces: tuple[tuple[StepTime, np.ndarray], ...]  # steps priced together, and which knots they are
     times: dict[str, Floats]  # side -> (K,)
@@ -69,10 +70,17 @@ def costs(found: Setup, plan: Schedule, price: Price) -> Costs:
     by_tokens, by_requests, of_phase = by_kind(found.operations)
     tokens = plan.prefill_tokens + plan.decodes
     prefills, decodes = plan.prefill_tokens > 0, (plan.prefill_tokens == 0) & (plan.decodes > 0)
+    shared: tuple[Operation, ...] = ()
+    if (
+        plan.mean_tokens is not None and found.shard.dp > 1
+    ):  # what works on the tokens of all ranks goes by their mean, all else by the fullest
+        shared = tuple(op for op in by_tokens if op.per.startswith("every"))
+    every = tokens if plan.mean_tokens is None else np.ceil(plan.mean_tokens).astype(np.int64)
     asked = [
-        _line(by_tokens, "prefill", tokens, prefills, _tokens_together),
-        _line(by_tokens, "decode", tokens, decodes, _tokens_together),
-        _line(by_requests, "decode", plan.decodes + plan.prompts_done, prefills | decodes, _requests_apart),
+        _line("layers", tuple(op for op in by_tokens if op not in shared), "prefill", tokens, prefills, _tokens_together),
+        _line("layers of all ranks", shared, "prefill", every, prefills, _tokens_together),
+        _line("layers", by_tokens, "decode", tokens, decodes, _tokens_together),
+        _line("head", by_requests, "decode", plan.decodes + plan.prompts_done, prefills | decodes, _requests_apart),
         _chunks(of_phase["prefill"], plan, prefills),
         _grid(of_phase["decode"], plan, plan.decodes > 0),
     ]
@@ -112,6 +120,7 @@ def by_kind(operations: Sequence[Operation]) -> tuple[tuple[Operation, ...], tup
 class Asked:
     """A curve before it is priced."""
 
+    name: str
     operations: tuple[Operation, ...]
     phase: str
     cases: list[Case]
@@ -121,14 +130,15 @@ class Asked:
 
 
 def _line(
-    operations: tuple[Operation, ...], phase: str, sizes: np.ndarray, asked: np.ndarray, make: Callable[[str, list[Case], int], Tokens]
-) -> Asked | None:
+    name: str, operations: tuple[Operation, ...], phase: str, sizes: np.ndarray, asked: np.ndarray,
+    make: Callable[[str, list[Case], int], Tokens],
+) -> Asked | None:  # fmt: skip
     if not asked.any() or not operations:
         return None
     knots = _knots(sizes[asked], MOST_TOKEN_KNOTS)
     places, weights = _between(knots, np.clip(sizes, knots[0], knots[-1]))
     cases = [(1, int(size), int(size)) for size in knots]
-    return Asked(operations=operations, phase=phase, cases=cases, make=make, places=places, weights=weights * asked[:, None])
+    return Asked(name=name, operations=operations, phase=phase, cases=cases, make=make, places=places, weights=weights * asked[:, None])
 
 
 def _chunks(operations: tuple[Operation, ...], plan: Schedule, asked: np.ndarray) -> Asked | None:
@@ -149,7 +159,9 @@ def _chunks(operations: tuple[Operation, ...], plan: Schedule, asked: np.ndarray
     # What rounding took from the query-key pairs goes back into the weight.
     weights[asked, 0] = (queries * (keys - queries / 2)) / (knots[1] * (knots[2] - knots[1] / 2))[where.ravel()]
     cases = [(int(b), int(q), int(k)) for b, q, k in knots.T]
-    return Asked(operations=operations, phase="prefill", cases=cases, make=_equal, places=places, weights=weights)
+    return Asked(
+        name="attention over prompts", operations=operations, phase="prefill", cases=cases, make=_equal, places=places, weights=weights
+    )
 
 
 def _grid(operations: tuple[Operation, ...], plan: Schedule, asked: np.ndarray) -> Asked | None:
@@ -164,7 +176,9 @@ def _grid(operations: tuple[Operation, ...], plan: Schedule, asked: np.ndarray) 
     places = (rows[:, :, None] * len(contexts) + columns[:, None, :]).reshape(len(asked), -1)
     weights = (row_weights[:, :, None] * column_weights[:, None, :]).reshape(len(asked), -1) * asked[:, None]
     cases = [(int(batch), 1, int(context)) for batch in batches for context in contexts]
-    return Asked(operations=operations, phase="decode", cases=cases, make=_equal, places=places, weights=weights)
+    return Asked(
+        name="attention of decodes", operations=operations, phase="decode", cases=cases, make=_equal, places=places, weights=weights
+    )
 
 
 def _knots(values: np.ndarray, most: int) -> np.ndarray:
@@ -205,7 +219,9 @@ def _priced(found: Setup, asked: list[Asked], price: Price) -> tuple[Curve, ...]
             for side in SIDES:
                 times[side][mine] = getattr(time, side)
         basis = max([BASES[0], *(time.basis for time, _ in pieces)], key=BASES.index)
-        curves.append(Curve(phase=curve.phase, pieces=pieces, times=times, places=curve.places, weights=curve.weights, basis=basis))
+        curves.append(Curve(
+            name=curve.name, phase=curve.phase, pieces=pieces, times=times, places=curve.places, weights=curve.weights, basis=basis,
+        ))  # fmt: skip
     return tuple(curves)
 
 

@@ -38,7 +38,7 @@ from tilecast.serving.load import (
     with_room,
 )
 from tilecast.serving.policy import Policy, policy_of
-from tilecast.serving.pools import DecodeTimes, Passage, Pool, PrefillStep, run_pools
+from tilecast.serving.pools import DecodeTimes, Passage, Pool, PrefillStep, Spans, run_pools
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule, steps_alone
 from tilecast.serving.served import Served
 from tilecast.workloads.aggregate import BASES, Price
@@ -48,10 +48,17 @@ from tilecast.workloads.model import ModelConfig
 
 Sides = tuple[str, str]  # at which prefill and decode workers are run
 MEDIAN: Sides = ("median_s", "median_s")
+IN_TURNS: Sides = ("turns", "turns")  # requests are dealt to workers in turn, however busy they are
+IN_STEP: Sides = ("step", "step")  # users who started together
+POLLED: Sides = ("polled", "polled")  # handshakes are seen between steps: one step of either worker is waited for beside all else
+RERUN = (IN_TURNS, IN_STEP)
+OTHERWISE = (*RERUN, POLLED)  # what is not known of a load, at the median of all times
+SERVERS = 2  # frontends that a request passes: that of the prefill and that of the decode worker
 RUNS: tuple[Sides, ...] = (MEDIAN, ("low_s", "median_s"), ("high_s", "median_s"), ("median_s", "low_s"), ("median_s", "high_s"))
 MOST_WORKERS = 256
 SMALL_BOX = 8  # GPUs that `layouts_of` fills
 REQUEST_KNOTS, KEY_KNOTS = 24, 5
+MOST_COMPARED = 192  # prefill steps that were priced, among which one like another is looked for
 LIKELY_USERS = (1, 2, 4, 8)  # of one prefill worker, whose steps are priced before it is known which ones run
 
 
@@ -69,7 +76,8 @@ class Workers:
 
     @property
     def pool(self) -> Pool:
-        return Pool(policy=self.policy, lanes=self.number * self.found.shard.dp * self.found.shard.pp)
+        gives = bool(self.found.engine.fact("decode_gives_first_token"))
+        return Pool(policy=self.policy, workers=self.number, ranks=self.found.shard.dp * self.found.shard.pp, gives_first_token=gives)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,7 @@ class Handover:
     """What users see, by the sides at which both kinds of workers were run: arrays (Q,) over the requests that count, in seconds."""
 
     passages: Mapping[Sides, Passage]
+    spans: Spans  # of the median
     prefill: tuple[Schedule, Costs]
     decode: tuple[Schedule, Costs]
     counted: slice
@@ -93,16 +102,24 @@ class Handover:
 
 
 def interval(values: Mapping[Sides, Floats]) -> Interval:
-    """Of the mean. Whether the errors of prefill and decode workers go together is not known: the wider of both answers."""
-    means = {sides: float(np.mean(each)) if len(each) else 0.0 for sides, each in values.items()}
+    """Of the mean."""
+    return interval_of({sides: float(np.mean(each)) if len(each) else 0.0 for sides, each in values.items()})
+
+
+def interval_of(means: Mapping[Sides, float]) -> Interval:
+    """Whether the errors of prefill and decode workers go together is not known: the wider of both answers. How requests are routed,
+    whether users are in step and how long handshakes take is not known either: the one of these that does most at the median is added to
+    the end that it moves."""
     median = means[MEDIAN]
-    if median <= 0.0:
-        return Interval(0.0, 0.0, 0.0)
+    if median <= 0.0 or len(means) == 1:  # nothing was waited for, or no ends were run
+        return Interval(median, median, median)
     fast, slow, fast_decode, slow_decode = (math.log(means[sides] / median) for sides in RUNS[1:])
+    otherwise = [math.log(means[sides] / median) for sides in OTHERWISE if sides in means]
     together = (fast + fast_decode, slow + slow_decode)
     up = math.hypot(max(fast, slow, 0.0), max(fast_decode, slow_decode, 0.0))
     down = math.hypot(min(fast, slow, 0.0), min(fast_decode, slow_decode, 0.0))
-    return Interval(median, median * math.exp(min(*together, -down)), median * math.exp(max(*together, up)))
+    low, high = min(*together, -down) + min([0.0, *otherwise]), max(*together, up) + max([0.0, *otherwise])
+    return Interval(median, median * math.exp(low), median * math.exp(high))
 
 
 def run_disaggregated(
@@ -122,10 +139,11 @@ def run_disaggregated(
     counted = slice(0, total) if num_requests else slice(2 * users, total - users)
     asked = cycled(requests, 0 if num_requests else users)
 
-    def run(sides: Sides, prompts: Prompts, tokens: Mapping[str, DecodeTimes]) -> Passage:
+    def run(sides: Sides, prompts: Prompts, tokens: Mapping[str, DecodeTimes], spans: Spans | None = None) -> Passage:
+        first, then = MEDIAN if sides in RERUN else sides
         return run_pools(
-            prefill.pool, decode.pool, users, asked, total, prefill_s=prompts.of(sides[0]), decode_times=tokens[sides[1]],
-            transfer_s=transfer_s[sides[0]],
+            prefill.pool, decode.pool, users, cycled(requests) if sides == IN_STEP else asked, total, prefill_s=prompts.of(first),
+            decode_times=tokens[then], transfer_s=transfer_s[first], spans=spans, in_turns=sides == IN_TURNS,
         )  # fmt: skip
 
     lanes = decode.pool.lanes
@@ -134,28 +152,38 @@ def run_disaggregated(
     ends = (min(pair[0] for pair in requests) + 1.0, float(max(sum(pair) for pair in requests)))
     first = run(
         MEDIAN,
-        _prompts(prefill.found, _likely_steps(prefill.policy, requests), price),
+        _prompts(prefill.found, _likely_steps(prefill.policy, requests, prefill.pool.ranks), price),
         _tokens(decode.found, [(0, int(number), ends[0]) for number in likely], ends, price)[1],
     )
     prompts = _prompts(prefill.found, first.prefill_steps, price)
     keys = [context for _, _, context in first.decode_runs] or list(ends)
     plan, tokens = _tokens(decode.found, first.decode_runs or [(0, 1, ends[0])], (min(keys), max(keys)), price)
-    passages = {sides: run(sides, prompts, tokens) for sides in (RUNS if with_interval else (MEDIAN,))}
+    ran: tuple[Sides, ...] = (MEDIAN,)
+    if with_interval:
+        ran = (*RUNS, IN_TURNS) if num_requests else (*RUNS, *RERUN)
+    spans = Spans()
+    passages = {sides: run(sides, prompts, tokens, spans if sides == MEDIAN and not num_requests else None) for sides in ran}
     host = prefill.found.engine.host
     ttft, tpot, latency, sent = (dict[Sides, Floats]() for _ in range(4))
     for sides, passage in passages.items():
-        arrival, done, first_s, last = (
-            times[counted] for times in (passage.arrival_s, passage.prefilled_s, passage.first_s, passage.last_s)
+        arrival, done, there, first_s, last = (
+            times[counted] for times in (passage.arrival_s, passage.prefilled_s, passage.there_s, passage.first_s, passage.last_s)
         )
-        spread = {"median_s": 0.0, "low_s": -host.spread_fraction, "high_s": host.spread_fraction}[sides[0]]
-        extra = (1.0 + spread) * (host.first_token_s + host.prompt_token_s * passage.input_tokens[counted])
+        spread = {"low_s": -host.spread_fraction, "high_s": host.spread_fraction}.get(sides[0], 0.0)
+        extra = (1.0 + spread) * (SERVERS * host.first_token_s + host.prompt_token_s * passage.input_tokens[counted])
         several = passage.output_tokens[counted] > 1
-        ttft[sides], latency[sides], sent[sides] = first_s - arrival + extra, last - arrival + extra, first_s - done
+        ttft[sides], latency[sides], sent[sides] = first_s - arrival + extra, last - arrival + extra, there - done
         tpot[sides] = (last - first_s)[several] / (passage.output_tokens[counted][several] - 1)
     middle = passages[MEDIAN]
+    if with_interval:
+        steps = sum(number for number, _, _ in middle.decode_runs)
+        polled_s = middle.prefill_busy_s / max(1, sum(middle.prefill_steps.values())) + middle.decode_busy_s / max(1, steps)
+        ttft[POLLED], latency[POLLED], sent[POLLED] = (each[MEDIAN] + polled_s for each in (ttft, latency, sent))
+        tpot[POLLED] = tpot[MEDIAN]
     return Handover(
-        passages=passages, prefill=(prompts.plan, prompts.cost), decode=plan, counted=counted, ttft_s=ttft, tpot_s=tpot, latency_s=latency,
-        transfer_s=sent, room_s=(middle.placed_s - middle.arrival_s)[counted], queue_s=(middle.taken_s - middle.placed_s)[counted],
+        passages=passages, spans=spans, prefill=(prompts.plan, prompts.cost), decode=plan, counted=counted, ttft_s=ttft, tpot_s=tpot,
+        latency_s=latency, transfer_s=sent, room_s=(middle.placed_s - middle.arrival_s)[counted],
+        queue_s=(middle.taken_s - middle.placed_s)[counted],
     )  # fmt: skip
 
 
@@ -172,30 +200,33 @@ class Prompts:
 
     def of(self, side: str) -> Callable[[PrefillStep], float]:
         seconds: dict[PrefillStep, float] = dict(zip(self.steps, self.cost.step_s(side).tolist(), strict=True))
-        known = np.log([step[:3] for step in self.steps])
+        few = sorted(self.steps)
+        few = [few[place] for place in np.unique(np.linspace(0, len(few) - 1, MOST_COMPARED).round().astype(np.int64))]
+        known = np.log([(*step[:3], step[4]) for step in few])
 
         def prefill_s(step: PrefillStep) -> float:
             if step not in seconds:
-                near = self.steps[int(np.argmin(np.abs(known - np.log(step[:3])).sum(axis=1)))]
+                near = few[int(np.argmin(np.abs(known - np.log((*step[:3], step[4]))).sum(axis=1)))]
                 seconds[step] = seconds[near] * step[0] / near[0]
             return seconds[step]
 
         return prefill_s
 
 
-def _likely_steps(policy: Policy, requests: Sequence[Lengths]) -> Counter[PrefillStep]:
-    """Of one prefill worker with few users and with many."""
+def _likely_steps(policy: Policy, requests: Sequence[Lengths], ranks: int) -> Counter[PrefillStep]:
+    """Of one prefill worker with few users and with many: of its ranks one, half or all have as much to do as the fullest."""
     found = Counter[PrefillStep]()
     for users in LIKELY_USERS:
         plan = schedule(policy, users, lambda number: (requests[number % len(requests)][0], 1), max(2 * users, min(len(requests), 32)))
         for tokens, chunks, keys in zip(plan.prefill_tokens, plan.chunks, plan.chunk_context, strict=True):
             if tokens:
-                found[(int(tokens), int(chunks), float(keys), int(chunks))] += 1
+                for share in sorted({1.0 / ranks, 0.5 if ranks > 1 else 1.0, 1.0}):
+                    found[(int(tokens), int(chunks), float(keys), int(chunks), float(tokens) * share)] += 1
     return found
 
 
 def _prompts(found: Setup, steps: Counter[PrefillStep], price: Price) -> Prompts:
-    plan = steps_alone([(often, *step, 0, 0.0) for step, often in steps.items()])
+    plan = steps_alone([(often, *step[:4], 0, 0.0) for step, often in steps.items()], [step[4] for step in steps])
     return Prompts(steps=tuple(steps), plan=plan, cost=costs(found, plan, price))
 
 
@@ -222,6 +253,7 @@ class Link:
     """What a prompt's cache crosses: seconds by its tokens and side of the interval."""
 
     kind: str  # of the link in the box, or of the network between boxes
+    is_network: bool
     seconds: Mapping[str, Mapping[int, float]]
     bytes: Mapping[int, float]  # that the busiest GPU sends or takes
     basis: str
@@ -248,7 +280,7 @@ def link_between(prefill: Workers, decode: Workers, requests: Sequence[Lengths],
     seconds = {side: dict(zip(lengths, np.asarray(getattr(sent, side)).tolist(), strict=True)) for side in SIDES}
     kind = (node.network_kind or "network") if apart else node.link_kind
     basis = max((str(each) for each in sent.basis), key=BASES.index)
-    return Link(kind=kind, seconds=seconds, bytes=dict(zip(lengths, map(float, held), strict=True)), basis=basis)
+    return Link(kind=kind, is_network=apart, seconds=seconds, bytes=dict(zip(lengths, map(float, held), strict=True)), basis=basis)
 
 
 # ---- the prediction ----------------------------------------------------------------------------------------------
@@ -340,7 +372,7 @@ class DisaggregatedPrediction(Served):
         passage = self.handover.median
         workers, busy = (self.prefill, passage.prefill_busy_s) if kind == "prefill" else (self.decode, passage.decode_busy_s)
         per_s = self.concurrency / self.total_s.median
-        return min(1.0, busy / len(passage.arrival_s) * per_s / workers.pool.lanes)
+        return min(1.0, busy / len(passage.arrival_s) * per_s / workers.number)
 
     def schedules(self) -> Iterator[tuple[str | None, Schedule, Costs]]:
         """Steps that were run and what they cost, with the phase that the breakdown puts them in."""
@@ -427,8 +459,11 @@ def predict_disaggregated(
     overrides: Mapping[str, object] | None = None,
     profile: Profile | str | Path | None = None,
     price: Price = predict_kernel,
+    with_interval: bool = True,
 ) -> DisaggregatedPrediction:
     """`concurrency` users of the workers that `disaggregated` names; `tp` is of both kinds unless `prefill_tp` or `decode_tp` says more.
+
+    Without `with_interval` the median alone is run, in less time: both ends of every interval are it.
 
     >>> found = predict_disaggregated("Qwen/Qwen3-8B", "h100-sxm", disaggregated="2P1D", concurrency=32, isl=1024, osl=256, decode_tp=2)
     >>> found.num_gpus, found.transfer_s.median < found.ttft_s.median
@@ -466,7 +501,7 @@ def predict_disaggregated(
     box = found.node or decode.found.node or node_of(found.gpu, node)
     link = link_between(prefill, decode, asked, box, price)
     handover = run_disaggregated(
-        prefill, decode, concurrency, asked, {side: link.of(side) for side in SIDES}, price=price
+        prefill, decode, concurrency, asked, {side: link.of(side) for side in SIDES}, price=price, with_interval=with_interval
     )  # fmt: skip
     prompts = [(pair[0], 1) for pair in asked]
     together = max(1, min(concurrency, prefill.policy.token_budget // max(1, round(float(np.mean([pair[0] for pair in asked]))))))
@@ -480,7 +515,7 @@ def predict_disaggregated(
     total = len(handover.median.arrival_s)
     return DisaggregatedPrediction(
         model=found.config, gpu=found.gpu, engine=found.engine.name, node=box.id, concurrency=concurrency, prefill=prefill, decode=decode,
-        handover=handover, link=link, memories=memories, breakdown=tuple(_parts(handover, total)),
+        handover=handover, link=link, memories=memories, breakdown=tuple(_parts(handover, total, prefill, decode)),
         inputs={
             "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.name, "disaggregated": f"{numbers[0]}P{numbers[1]}D",
             "tp": decode.found.shard.tp,
@@ -494,9 +529,12 @@ def predict_disaggregated(
     )  # fmt: skip
 
 
-def _parts(handover: Handover, num_requests: int) -> list[Part]:
-    """Of prefill and decode workers; shares are of the busy time of both together."""
-    kinds = {"prefill": handover.prefill, "decode": handover.decode}
+def _parts(handover: Handover, num_requests: int, prefill: Workers, decode: Workers) -> list[Part]:
+    """Of prefill and decode workers; a step counts once for every rank that takes it. Shares are of the busy time of both together."""
+    kinds = {
+        kind: (replace(plan, steps=plan.steps * workers.pool.ranks), cost)
+        for kind, (plan, cost), workers in (("prefill", handover.prefill, prefill), ("decode", handover.decode, decode))
+    }
     busy = {kind: float((cost.step_s("median_s") * plan.steps).sum()) for kind, (plan, cost) in kinds.items()}
     whole = sum(busy.values())
     return [

@@ -25,6 +25,7 @@ class Request:
     eligible: int  # the first step that can take it
     prefilled: int = 0
     produced: int = 0
+    joined: bool = False  # it decodes; where prefill and decode are apart
     token_times_s: list[float] = field(default_factory=list)
 
 
@@ -91,19 +92,20 @@ def event_loop(policy: Policy, users: int, request: Callable[[int], Lengths], nu
 
 def worker_loop(
     prefill: tuple[Policy, int, StepTime], decode: tuple[Policy, int, StepTime], users: int, request: Callable[[int], Lengths],
-    num_requests: int, transfer_s: Callable[[int], float],
+    num_requests: int, transfer_s: Callable[[int], float], ranks: tuple[int, int] = (1, 1), gives_first_token: bool = False,
 ) -> list[Request]:  # fmt: skip
-    """The same for prefill and decode workers apart, each a policy, a number and a step's time; pools.py says how requests pass."""
+    """The same for prefill and decode workers apart, each a policy, a number, a step's time and data-parallel ranks, which step together
+    and wait for the fullest; pools.py says how requests pass."""
     (taking, num_taking, prompt_s), (giving, num_giving, token_s) = prefill, decode
     sent: list[Request] = []
     waiting: list[Request] = []
-    queues: list[list[Request]] = [[] for _ in range(num_taking)]
-    stepping: list[tuple[float, list[tuple[Request, int]]] | None] = [None] * num_taking  # when the step ends, and its chunks
+    queues: list[list[Request]] = [[] for _ in range(num_taking * ranks[0])]
+    stepping: list[tuple[float, list[list[tuple[Request, int]]]] | None] = [None] * num_taking  # when the step ends, and its chunks by rank
     steps = [0] * num_taking
-    links_s = [0.0] * num_taking
+    links_s = [0.0] * len(queues)
     sending: list[tuple[float, Request]] = []
-    rooms: list[list[Request]] = [[] for _ in range(num_giving)]  # requests that have room there
-    here: list[list[Request]] = [[] for _ in range(num_giving)]  # of those, the ones whose cache is there
+    rooms: list[list[Request]] = [[] for _ in range(num_giving * ranks[1])]  # requests that have room there
+    here: list[list[Request]] = [[] for _ in rooms]  # of those, the ones whose cache is there
     decoding: list[tuple[float, list[Request]] | None] = [None] * num_giving
     rounds = [0] * num_giving
     now, finished = 0.0, 0
@@ -113,6 +115,17 @@ def worker_loop(
             new = Request(*request(len(sent)), arrived_s=now, eligible=0)
             sent.append(new)
             waiting.append(new)
+
+    def chunks_of(queue: list[Request], step: int) -> list[tuple[Request, int]]:
+        left, chunks = taking.token_budget, list[tuple[Request, int]]()
+        for each in queue:
+            whole = each.input_tokens - each.prefilled
+            if left <= 0 or (each.eligible > step and not each.prefilled) or (not taking.chunks and chunks and whole > left):
+                break
+            part = min(left, whole) if taking.chunks else whole
+            chunks.append((each, part))
+            left -= part
+        return chunks
 
     for _ in range(users):
         send()
@@ -126,55 +139,62 @@ def worker_loop(
                 if len(room) >= giving.most_running or (room and held + needs > giving.cache_tokens):
                     break
                 room.append(new)
-            place = min(range(num_taking), key=lambda at: sum(each.input_tokens for each in queues[at]))
+            lane = min(range(len(queues)), key=lambda at: sum(each.input_tokens for each in queues[at]))
+            place = lane // ranks[0]
             new.eligible = steps[place] + (1 + taking.steps_missed if stepping[place] else 0)
-            queues[place].append(waiting.pop(0))
-        for place, queue in enumerate(queues):
-            if stepping[place] is not None or not queue:
+            queues[lane].append(waiting.pop(0))
+        for place in range(num_taking):
+            mine = queues[place * ranks[0] : (place + 1) * ranks[0]]
+            if stepping[place] is not None or not any(mine):
                 continue
-            if not queue[0].prefilled:
-                steps[place] = max(steps[place], queue[0].eligible)
-            left, chunks = taking.token_budget, list[tuple[Request, int]]()
-            for each in queue:
-                whole = each.input_tokens - each.prefilled
-                if left <= 0 or each.eligible > steps[place] or (not taking.chunks and chunks and whole > left):
-                    break
-                part = min(left, whole) if taking.chunks else whole
-                chunks.append((each, part))
-                left -= part
-            stepping[place] = (now + prompt_s([(part, each.prefilled + part) for each, part in chunks], []), chunks)
-        for place, ready in enumerate(here):
-            if decoding[place] is not None or not ready:
+            if not any(queue[0].prefilled for queue in mine if queue):
+                steps[place] = max(steps[place], min(queue[0].eligible for queue in mine if queue))
+            each_rank = [chunks_of(queue, steps[place]) for queue in mine]
+            fullest = max(each_rank, key=lambda chunks: sum(part for _, part in chunks))
+            stepping[place] = (now + prompt_s([(part, each.prefilled + part) for each, part in fullest], []), each_rank)
+        for place in range(num_giving):
+            ready = here[place * ranks[1] : (place + 1) * ranks[1]]
+            if decoding[place] is not None or not any(ready):
                 continue
-            if not any(each.produced > 1 for each in ready):
-                rounds[place] = max(rounds[place], min(each.eligible for each in ready))
-            joined = [each for each in ready if each.produced > 1 or each.eligible <= rounds[place]]
-            decoding[place] = (now + token_s([], [each.input_tokens + each.produced for each in joined]), joined)
+            if not any(each.joined for rank in ready for each in rank):
+                rounds[place] = max(rounds[place], min(each.eligible for rank in ready for each in rank))
+            joined = [[each for each in rank if each.joined or each.eligible <= rounds[place]] for rank in ready]
+            every = [each for rank in joined for each in rank]
+            for each in every:
+                if not each.joined and not gives_first_token:
+                    each.produced = 1
+                    each.token_times_s.append(now)
+                each.joined = True
+            mean = sum(each.input_tokens + each.produced for each in every) / len(every)
+            fullest_rank = max(len(rank) for rank in joined)
+            contexts = [each.input_tokens + each.produced for each in every] if ranks[1] == 1 else [mean] * fullest_rank
+            decoding[place] = (now + token_s([], contexts), every)  # type: ignore[arg-type]
         now = min(end for end, *_ in (*filter(None, stepping), *filter(None, decoding), *sending))
         for place, running in enumerate(stepping):
             if running is None or running[0] > now:
                 continue
             stepping[place] = None
             steps[place] += 1
-            for each, part in running[1]:
-                each.prefilled += part
-                if each.prefilled < each.input_tokens:
-                    continue
-                queues[place].remove(each)
-                if each.output_tokens == 1:
-                    each.token_times_s.append(now)
-                    finished += 1
-                    send()
-                else:
-                    links_s[place] = max(now, links_s[place]) + transfer_s(each.input_tokens)
-                    sending.append((links_s[place], each))
+            for rank, chunks in enumerate(running[1]):
+                lane = place * ranks[0] + rank
+                for each, part in chunks:
+                    each.prefilled += part
+                    if each.prefilled < each.input_tokens:
+                        continue
+                    queues[lane].remove(each)
+                    if each.output_tokens == 1:
+                        each.token_times_s.append(now)
+                        finished += 1
+                        send()
+                    else:
+                        links_s[lane] = max(now, links_s[lane]) + transfer_s(each.input_tokens)
+                        sending.append((links_s[lane], each))
         for at, each in [entry for entry in sending if entry[0] <= now]:
             sending.remove((at, each))
-            place = next(number for number, room in enumerate(rooms) if each in room)
-            each.produced = 1
-            each.token_times_s.append(now)
+            lane = next(number for number, room in enumerate(rooms) if each in room)
+            place = lane // ranks[1]
             each.eligible = rounds[place] + (1 + giving.steps_missed if decoding[place] else 0)
-            here[place].append(each)
+            here[lane].append(each)
         for place, stepped in enumerate(decoding):
             if stepped is None or stepped[0] > now:
                 continue
@@ -184,8 +204,9 @@ def worker_loop(
                 each.produced += 1
                 each.token_times_s.append(now)
                 if each.produced == each.output_tokens:
-                    here[place].remove(each)
-                    rooms[place].remove(each)
+                    lane = next(number for number, room in enumerate(rooms) if each in room)
+                    here[lane].remove(each)
+                    rooms[lane].remove(each)
                     finished += 1
                     send()
     return sent

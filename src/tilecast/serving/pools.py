@@ -2,16 +2,19 @@
 
 A request is given room on the decode worker with the fewest requests, or waits for it; then it joins the prefill worker with the fewest
 tokens ahead of it. Its cache goes to the decode worker when its prompt is done, one prompt after the other over a prefill worker's link,
-while the next step runs; when it is there the first token is seen, and the request decodes from the next step on. Workers have clocks of
-their own, so unlike the steps of one scheduler (schedule.py) these depend on how long steps take: `run_pools` is given their times.
+while the next step runs; when it is there the request decodes from the next step on, with which its first token is seen, or after it
+where the decode worker makes that token. Data-parallel ranks of a worker meet in every layer, so they step together: a rank without work
+waits for the others, and the fullest one sets the pace. Workers have clocks of their own, so unlike the steps of one scheduler
+(schedule.py) these depend on how long steps take: `run_pools` is given their times.
 """
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,16 +22,23 @@ from tilecast.execution.tasks import Floats
 from tilecast.serving.policy import Policy
 from tilecast.serving.schedule import Lengths, equal_chunks
 
-PrefillStep = tuple[int, int, float, int]  # tokens, how many equal chunks, keys of each, and chunks: each has its logits
-DecodeRun = tuple[int, int, float]  # steps, requests, mean keys of one
+# Tokens, how many equal chunks, keys of each, and chunks (each has its logits) of the fullest rank; and the mean tokens of all ranks.
+PrefillStep = tuple[int, int, float, int, float]
+DecodeRun = tuple[int, int, float]  # steps, requests of the fullest rank, mean keys of one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Schedulers of one kind of worker: data-parallel ranks and pipeline groups count each."""
+    """Workers of one kind, each of so many data-parallel ranks: a rank has a queue and a cache of its own, and all step together."""
 
     policy: Policy
-    lanes: int
+    workers: int
+    ranks: int = 1
+    gives_first_token: bool = False  # of decode workers: by a step of their own; else the prefill worker's token is passed on
+
+    @property
+    def lanes(self) -> int:
+        return self.workers * self.ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +59,7 @@ class DecodeTimes:
         knots = self.keys
         if len(knots) == 1:
             return row[0], 0.0, float("inf")
-        place = min(max(int(np.searchsorted(knots, keys, side="right")), 1), len(knots) - 1)
+        place = min(max(bisect_right(knots, keys), 1), len(knots) - 1)
         slope = (row[place] - row[place - 1]) / float(knots[place] - knots[place - 1])
         limit = float(knots[place]) if place < len(knots) - 1 else float("inf")
         return row[place - 1] + slope * (keys - float(knots[place - 1])), slope, limit
@@ -65,7 +75,8 @@ class Passage:
     placed_s: Floats  # it has room on a decode worker
     taken_s: Floats  # its first prefill step starts
     prefilled_s: Floats
-    first_s: Floats  # its cache is where it decodes, and its first token is seen
+    there_s: Floats  # its cache is where it decodes
+    first_s: Floats
     last_s: Floats
     prefill_steps: Counter[PrefillStep]
     decode_runs: list[DecodeRun]
@@ -73,20 +84,72 @@ class Passage:
     decode_busy_s: float
 
 
+class PromptSpan(NamedTuple):
+    """A step of a prefill worker: tokens and chunks of all its ranks, and whose they are."""
+
+    worker: int
+    start_s: float
+    end_s: float
+    tokens: int
+    chunks: int
+    requests: tuple[int, ...]
+
+
+class SendSpan(NamedTuple):
+    """A prompt's cache on its way from a rank of a prefill worker to a decode worker."""
+
+    worker: int
+    rank: int
+    start_s: float
+    end_s: float
+    request: int
+    to_worker: int
+
+
+class TokenSpan(NamedTuple):
+    """A run of a decode worker: steps whose first takes `first_s`, and each further one `more_s` more."""
+
+    worker: int
+    start_s: float
+    steps: int
+    first_s: float
+    more_s: float
+    requests: int  # of all its ranks
+    keys: float  # mean, of the first step
+
+    def at_s(self, step: int) -> float:
+        """When its step `step` starts, counted from 0."""
+        return self.start_s + _run_s(step, self.first_s, self.more_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """What every worker did when, for a timeline."""
+
+    prompts: list[PromptSpan] = field(default_factory=list)
+    sent: list[SendSpan] = field(default_factory=list)
+    tokens: list[TokenSpan] = field(default_factory=list)
+
+
 @dataclass(slots=True)
-class _PrefillLane:
+class _PrefillRank:
     queue: deque[tuple[int, int]] = field(default_factory=deque)  # (step from which it can be taken, request)
-    tokens: int = 0  # of prompts that are not done
     partial: tuple[int, int] | None = None  # a prompt that was cut, and its tokens so far
-    step: int = 0  # the one that runs, or the next
-    busy: bool = False
     link_free_s: float = 0.0
 
 
 @dataclass(slots=True)
-class _DecodeLane:
-    held: int = 0  # requests that have room here
-    cache: int = 0  # tokens they are counted with
+class _PrefillWorker:
+    number: int
+    ranks: list[_PrefillRank]
+    step: int = 0  # the one that runs, or the next
+    busy: bool = False
+
+
+@dataclass(slots=True)
+class _DecodeWorker:
+    number: int
+    running: list[int]  # requests that decode, by rank
     ends: list[tuple[int, int]] = field(default_factory=list)  # (steps done when it ends, request): those that decode
     pending: list[tuple[int, int]] = field(default_factory=list)  # (step from which it can be taken, request)
     step: int = 0  # done when the run began
@@ -109,15 +172,30 @@ def _run_s(steps: int, first: float, more: float) -> float:
     return steps * first + more * steps * (steps - 1) / 2
 
 
+def _least(values: list[int], among: slice) -> int:
+    """The place of the smallest, the first of equals."""
+    few = values[among]
+    return int(among.start) + few.index(min(few))
+
+
 def run_pools(
     prefill: Pool, decode: Pool, users: int, request: Callable[[int], Lengths], num_requests: int, *,
-    prefill_s: Callable[[PrefillStep], float], decode_times: DecodeTimes, transfer_s: Callable[[int], float],
+    prefill_s: Callable[[PrefillStep], float], decode_times: DecodeTimes, transfer_s: Callable[[int], float], spans: Spans | None = None,
+    in_turns: bool = False,
 ) -> Passage:  # fmt: skip
-    """The first `num_requests` requests of `users`, all of whom send one at the start and the next when the last is answered."""
-    prefills, decodes = [_PrefillLane() for _ in range(prefill.lanes)], [_DecodeLane() for _ in range(decode.lanes)]
+    """The first `num_requests` requests of `users`, all of whom send one at the start and the next when the last is answered.
+
+    `spans` takes down what every worker did when. `in_turns`: requests are dealt to workers in turn when they arrive, however busy these
+    are, as routers do that know nothing of them; ranks of a worker still share theirs.
+    """
+    prefills = [_PrefillWorker(at, [_PrefillRank() for _ in range(prefill.ranks)]) for at in range(prefill.workers)]
+    decodes = [_DecodeWorker(at, [0] * decode.ranks) for at in range(decode.workers)]
+    ahead = [0] * prefill.lanes  # tokens of prompts that are not done, by rank of all workers
+    held, cache = [0] * decode.lanes, [0] * decode.lanes  # requests that have room, and the tokens they are counted with
     inputs, outputs, placed = list[int](), list[int](), list[int]()
-    arrival, roomed, taken, prefilled, first, last = (list[float]() for _ in range(6))
-    waiting: deque[int] = deque()
+    arrival, roomed, taken, prefilled, there, first, last = (list[float]() for _ in range(7))
+    waiting = [deque[int]() for _ in range(decode.workers if in_turns else 1)]
+    late = 0 if decode.gives_first_token else 1  # tokens of a request that decode workers do not make
     events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
     order = count()
     steps, runs = Counter[PrefillStep](), list[DecodeRun]()
@@ -134,121 +212,149 @@ def run_pools(
             outputs.append(given)
             placed.append(-1)
             arrival.append(now)
-            for times in (roomed, taken, prefilled, first, last):
+            for times in (roomed, taken, prefilled, there, first, last):
                 times.append(0.0)
-            waiting.append(number)
+            waiting[number % len(waiting)].append(number)
 
-    def given_room() -> None:
-        while waiting:
-            number = waiting[0]
+    def given_room(queue: deque[int], lanes: slice) -> None:
+        """Requests of a queue get room on the emptiest of its ranks, and a place before a prefill worker."""
+        while queue:
+            number = queue[0]
             needs = decode.policy.reserves(inputs[number], outputs[number])
             if outputs[number] > 1:  # else nothing is left to decode
-                place = min(range(decode.lanes), key=lambda lane: decodes[lane].held)
-                there = decodes[place]
-                if there.held >= decode.policy.most_running or (there.held and there.cache + needs > decode.policy.cache_tokens):
+                lane = _least(held, lanes)
+                if held[lane] >= decode.policy.most_running or (held[lane] and cache[lane] + needs > decode.policy.cache_tokens):
                     return
-                there.held += 1
-                there.cache += needs
-                placed[number] = place
-            waiting.popleft()
+                held[lane] += 1
+                cache[lane] += needs
+                placed[number] = lane
+            queue.popleft()
             roomed[number] = now
-            lane = min(prefills, key=lambda lane: lane.tokens)
-            lane.tokens += inputs[number]
-            lane.queue.append((lane.step + 1 + prefill.policy.steps_missed if lane.busy else lane.step, number))
+            turn = number % prefill.workers
+            lane = _least(ahead, slice(turn * prefill.ranks, (turn + 1) * prefill.ranks) if in_turns else slice(0, prefill.lanes))
+            ahead[lane] += inputs[number]
+            worker = prefills[lane // prefill.ranks]
+            can_be_taken = worker.step + 1 + prefill.policy.steps_missed if worker.busy else worker.step
+            worker.ranks[lane % prefill.ranks].queue.append((can_be_taken, number))
 
-    def prompts(lane: _PrefillLane) -> None:
-        """The next step of an idle prefill worker that has something to do."""
-        left, chunks, finished = prefill.policy.token_budget, list[tuple[int, int]](), list[int]()
-        if lane.partial is not None:
-            number, begun = lane.partial
+    def chunks_of(rank: _PrefillRank, step: int) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+        """What a rank has for a step: chunks as (tokens, keys of the last one), whose they are, and whose prompts end with it."""
+        left, chunks, whose, finished = prefill.policy.token_budget, list[tuple[int, int]](), list[int](), list[int]()
+        if rank.partial is not None:
+            number, begun = rank.partial
             part = min(left, inputs[number] - begun)
             chunks.append((part, begun + part))
+            whose.append(number)
             left -= part
-            lane.partial = (number, begun + part) if begun + part < inputs[number] else None
-            if lane.partial is None:
+            rank.partial = (number, begun + part) if begun + part < inputs[number] else None
+            if rank.partial is None:
                 finished.append(number)
-        elif lane.queue:
-            lane.step = max(lane.step, lane.queue[0][0])  # steps without work take no time
-        while lane.queue and lane.partial is None and left > 0 and lane.queue[0][0] <= lane.step:
-            number = lane.queue[0][1]
+        while rank.queue and rank.partial is None and left > 0 and rank.queue[0][0] <= step:
+            number = rank.queue[0][1]
             if inputs[number] > left and not prefill.policy.chunks and chunks:
                 break
             part = min(inputs[number], left) if prefill.policy.chunks else inputs[number]
-            lane.queue.popleft()
+            rank.queue.popleft()
             taken[number] = now
             chunks.append((part, part))
+            whose.append(number)
             left -= part
             if part < inputs[number]:
-                lane.partial = (number, part)
+                rank.partial = (number, part)
             else:
                 finished.append(number)
-        step = (*equal_chunks(chunks), len(chunks))
+        return chunks, whose, finished
+
+    def prompts(worker: _PrefillWorker) -> None:
+        """The next step of an idle prefill worker that has something to do."""
+        if all(rank.partial is None for rank in worker.ranks):  # steps without work take no time
+            worker.step = max(worker.step, min(rank.queue[0][0] for rank in worker.ranks if rank.queue))
+        found = [chunks_of(rank, worker.step) for rank in worker.ranks]
+        tokens = [sum(part for part, _ in chunks) for chunks, _, _ in found]
+        fullest = found[tokens.index(max(tokens))][0]
+        step = (*equal_chunks(fullest), len(fullest), sum(tokens) / prefill.ranks)
         steps[step] += 1
         seconds = prefill_s(step)
         busy["prefill"] += seconds
-        lane.busy = True
-        later(now + seconds, prompts_end, lane, finished)
+        worker.busy = True
+        if spans is not None:
+            whose = tuple(number for _, numbers, _ in found for number in numbers)
+            spans.prompts.append(PromptSpan(worker.number, now, now + seconds, sum(tokens), len(whose), whose))
+        later(now + seconds, prompts_end, worker, [finished for _, _, finished in found])
 
-    def prompts_end(lane: _PrefillLane, finished: list[int]) -> None:
-        lane.busy = False
-        lane.step += 1
-        for number in finished:
-            lane.tokens -= inputs[number]
-            prefilled[number] = now
-            if outputs[number] == 1:
-                first[number] = now
-                ends(number)
-            else:
-                lane.link_free_s = max(now, lane.link_free_s) + transfer_s(inputs[number])
-                later(lane.link_free_s, is_there, number)
+    def prompts_end(worker: _PrefillWorker, finished: list[list[int]]) -> None:
+        worker.busy = False
+        worker.step += 1
+        for place, numbers in enumerate(finished):
+            rank = worker.ranks[place]
+            for number in numbers:
+                ahead[worker.number * prefill.ranks + place] -= inputs[number]
+                prefilled[number] = now
+                if outputs[number] == 1:
+                    there[number] = first[number] = now
+                    ends(number)
+                else:
+                    starts = max(now, rank.link_free_s)
+                    rank.link_free_s = starts + transfer_s(inputs[number])
+                    if spans is not None:
+                        to = placed[number] // decode.ranks
+                        spans.sent.append(SendSpan(worker.number, place, starts, rank.link_free_s, number, to))
+                    later(rank.link_free_s, is_there, number)
 
     def is_there(number: int) -> None:
-        first[number] = now
-        lane = decodes[placed[number]]
-        if lane.run is None:
-            lane.pending.append((lane.step, number))
+        there[number] = now
+        worker = decodes[placed[number] // decode.ranks]
+        if worker.run is None:
+            worker.pending.append((worker.step, number))
             return
-        start, most, seconds, more = lane.run
-        join = lane.steps_until(now) + decode.policy.steps_missed
-        lane.pending.append((lane.step + join, number))
+        start, most, seconds, more = worker.run
+        join = worker.steps_until(now) + decode.policy.steps_missed
+        worker.pending.append((worker.step + join, number))
         if join < most:  # the run ends there
-            lane.run = (start, join, seconds, more)
-            lane.version += 1
-            later(start + _run_s(join, seconds, more), run_ends, lane, lane.version)
+            worker.run = (start, join, seconds, more)
+            worker.version += 1
+            later(start + _run_s(join, seconds, more), run_ends, worker, worker.version)
 
-    def tokens(lane: _DecodeLane) -> None:
+    def tokens(worker: _DecodeWorker) -> None:
         """The next run of equal steps of an idle decode worker: until somebody ends or joins."""
-        if not lane.ends and lane.pending:
-            lane.step = max(lane.step, min(lane.pending)[0])
-        for entry in [entry for entry in lane.pending if entry[0] <= lane.step]:
-            lane.pending.remove(entry)
-            heappush(lane.ends, (lane.step + outputs[entry[1]] - 1, entry[1]))
-            lane.keys += inputs[entry[1]] + 1
-        most = lane.ends[0][0] - lane.step
-        if lane.pending:
-            most = min(most, min(lane.pending)[0] - lane.step)
-        keys = lane.keys / len(lane.ends)
-        seconds, more, limit = decode_times.piece(len(lane.ends), keys)
+        if not worker.ends and worker.pending:
+            worker.step = max(worker.step, min(worker.pending)[0])
+        joined = [entry for entry in worker.pending if entry[0] <= worker.step]
+        for entry in joined:
+            worker.pending.remove(entry)
+            heappush(worker.ends, (worker.step + outputs[entry[1]] - late, entry[1]))
+            worker.keys += inputs[entry[1]] + late
+            worker.running[placed[entry[1]] % decode.ranks] += 1
+        most = worker.ends[0][0] - worker.step
+        if worker.pending:
+            most = min(most, min(worker.pending)[0] - worker.step)
+        keys = worker.keys / len(worker.ends)
+        seconds, more, limit = decode_times.piece(max(worker.running), keys)
+        for _, number in joined:
+            first[number] = now if late else now + seconds
         most = min(most, max(1, int(limit - keys) + 1)) if limit < float("inf") else most
-        lane.run = (now, most, seconds, more)
-        lane.version += 1
-        later(now + _run_s(most, seconds, more), run_ends, lane, lane.version)
+        worker.run = (now, most, seconds, more)
+        worker.version += 1
+        later(now + _run_s(most, seconds, more), run_ends, worker, worker.version)
 
-    def run_ends(lane: _DecodeLane, version: int) -> None:
-        if version != lane.version or lane.run is None:
+    def run_ends(worker: _DecodeWorker, version: int) -> None:
+        if version != worker.version or worker.run is None:
             return  # it was cut
-        start, number_of, _, _ = lane.run
-        together = len(lane.ends)
-        runs.append((number_of, together, lane.keys / together + (number_of - 1) / 2))
+        start, number_of, seconds, more = worker.run
+        together = len(worker.ends)
+        if spans is not None:
+            spans.tokens.append(TokenSpan(worker.number, start, number_of, seconds, more, together, worker.keys / together))
+        runs.append((number_of, max(worker.running), worker.keys / together + (number_of - 1) / 2))
         busy["decode"] += now - start
-        lane.run = None
-        lane.step += number_of
-        lane.keys += number_of * together
-        while lane.ends and lane.ends[0][0] == lane.step:
-            number = heappop(lane.ends)[1]
-            lane.keys -= inputs[number] + outputs[number]
-            lane.held -= 1
-            lane.cache -= decode.policy.reserves(inputs[number], outputs[number])
+        worker.run = None
+        worker.step += number_of
+        worker.keys += number_of * together
+        while worker.ends and worker.ends[0][0] == worker.step:
+            number = heappop(worker.ends)[1]
+            worker.keys -= inputs[number] + outputs[number]
+            worker.running[placed[number] % decode.ranks] -= 1
+            held[placed[number]] -= 1
+            cache[placed[number]] -= decode.policy.reserves(inputs[number], outputs[number])
             ends(number)
 
     def ends(number: int) -> None:
@@ -259,10 +365,13 @@ def run_pools(
 
     for _ in range(min(users, num_requests)):
         arrives()
+    every = [slice(at * decode.ranks, (at + 1) * decode.ranks) for at in range(decode.workers)] if in_turns else [slice(0, decode.lanes)]
     while done < num_requests:
-        given_room()
+        for queue, lanes in zip(waiting, every, strict=True):
+            if queue:
+                given_room(queue, lanes)
         for taking in prefills:
-            if not taking.busy and (taking.queue or taking.partial):
+            if not taking.busy and any(rank.queue or rank.partial for rank in taking.ranks):
                 prompts(taking)
         for giving in decodes:
             if giving.run is None and (giving.ends or giving.pending):
@@ -271,7 +380,8 @@ def run_pools(
         while events and events[0][0] <= now:
             _, _, what, arguments = heappop(events)
             what(*arguments)
-    times = {"arrival_s": arrival, "placed_s": roomed, "taken_s": taken, "prefilled_s": prefilled, "first_s": first, "last_s": last}
+    times = {"arrival_s": arrival, "placed_s": roomed, "taken_s": taken, "prefilled_s": prefilled}
+    times |= {"there_s": there, "first_s": first, "last_s": last}
     return Passage(
         input_tokens=np.array(inputs), output_tokens=np.array(outputs), prefill_steps=steps, decode_runs=runs,
         prefill_busy_s=busy["prefill"], decode_busy_s=busy["decode"], **{name: np.array(values) for name, values in times.items()},

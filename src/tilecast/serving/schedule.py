@@ -38,6 +38,7 @@ class Schedule:
     last: np.ndarray
     output_tokens: np.ndarray
     input_tokens: np.ndarray
+    mean_tokens: Floats | None = None  # of a step's prompts over data-parallel ranks, where they differ: `prefill_tokens` is the fullest's
 
     @property
     def num_requests(self) -> int:
@@ -143,7 +144,7 @@ def schedule(policy: Policy, users: int, request: Callable[[int], Lengths], num_
     )  # fmt: skip
 
 
-def steps_alone(runs: Sequence[tuple[float, ...]]) -> Schedule:
+def steps_alone(runs: Sequence[tuple[float, ...]], mean_tokens: Sequence[float] | None = None) -> Schedule:
     """Steps without the requests they are of, to be priced: (steps, prefill tokens, chunks, keys, prompts done, decodes, context) each."""
     columns = np.array(runs, dtype=np.float64).T
     steps, prefill_tokens, chunks, prompts_done, decodes = (columns[place].astype(np.int64) for place in (0, 1, 2, 4, 5))
@@ -151,6 +152,7 @@ def steps_alone(runs: Sequence[tuple[float, ...]]) -> Schedule:
     return Schedule(
         steps=steps, prefill_tokens=prefill_tokens, chunks=chunks, chunk_context=columns[3], prompts_done=prompts_done, decodes=decodes,
         context=columns[6], arrival=nobody, taken=nobody, first=nobody, last=nobody, output_tokens=nobody, input_tokens=nobody,
+        mean_tokens=None if mean_tokens is None else np.array(mean_tokens, dtype=np.float64),
     )  # fmt: skip
 
 
