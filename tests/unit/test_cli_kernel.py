@@ -552,3 +552,13 @@ def test_texts_that_are_only_carried_over_do_not_break_rows_apart():
     sizes = {"family": ["gemm"] * 3, "gpu": ["h100-sxm"] * 3, "m": [1, 2, 3], "n": [64] * 3, "k": [64] * 3}
     assert list(_groups(sizes | {"sample": ["a", "b", None], "measured_s": [1e-6, None, 2e-6]}, 3).values()) == [[0, 1, 2]]
     assert list(_groups(sizes | {"dtype": ["bf16", None, "bf16"]}, 3).values()) == [[0, 2], [1]]
+
+
+def test_kernels_says_once_which_part_a_device_string_stands_for(tilecast, tmp_path):
+    source, out = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text("family,gpu,m,n,k\ngemm,H100,64,64,64\ngemm,H100,128,64,64\ngemm,l40s,64,64,64\ngemm,h1oo,64,64,64\n")
+    shown = tilecast("kernels", str(source), "--out", str(out), "--keep-going")
+    assert shown.code == 0
+    assert [line for line in shown.err.splitlines() if "taken to be" in line] == [
+        "tilecast: H100 taken to be h100-sxm (NVIDIA H100 SXM5 80 GB); other parts have their own ids"
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 import click
 import numpy as np
 
-from tilecast import units
+from tilecast import hardware, units
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
 from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, checked_engine
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
@@ -55,6 +55,9 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
         emit(Report(answer="", python=python), **output)
         return
     predicted, bad = predict_rows(columns, keep_going=keep_going, profile=profile)
+    for name in dict.fromkeys(name for name, seconds in zip(columns["gpu"], predicted["median_s"], strict=True) if seconds is not None):
+        if note := hardware.resolution_note(name):
+            say(note)
     write(Path(target), columns | predicted)
     for row, reason in bad[:10]:
         say(f"row {row + 1}: {reason}")
