@@ -360,6 +360,7 @@ def test_a_gpu_of_ones_own_is_planned_measured_and_calibrated_like_any_other(til
     planned = tilecast("calibrate", "--plan", "2", "--gpu", own, "-o", str(tmp_path / "measure.py"), "--json").json
     said = tilecast("calibrate", "--plan", "2", "--gpu", own, "-o", str(tmp_path / "measure.py")).out
     assert f"rows.csv--gpu{own}-oprofile.json" in "".join(said.split())
+    assert f"ASKED = {own!r}" in (tmp_path / "measure.py").read_text(encoding="utf-8")  # what the script says comes next
     rows = [{**each, "measured_s": 1.1 * each["predicted_s"]} for each in planned["kernels"][:1]]
     assert rows[0]["gpu"] == "mine"
     kept = [{name: value for name, value in each.items() if name not in ("predicted_s", "explains_fraction")} for each in rows]

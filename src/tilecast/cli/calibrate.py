@@ -127,7 +127,7 @@ def plan_report(gpu: GpuSpec, asked: str, planned: int, target: str) -> Report:
     from tilecast.engines.measurement import plan, script, write_script
 
     chosen = plan(gpu, planned)
-    write_script(script(gpu, chosen), Path(target))
+    write_script(script(gpu, chosen, asked), Path(target))
     records = [{**each.row, "predicted_s": each.median_s, "explains_fraction": each.explained} for each in chosen]
     rows = [
         (
@@ -156,7 +156,7 @@ def plan_report(gpu: GpuSpec, asked: str, planned: int, target: str) -> Report:
 def _plan_python(gpu: str, planned: int, target: str) -> str:
     return (
         "from pathlib import Path\nimport tilecast\nfrom tilecast.engines.measurement import plan, script, write_script\n"
-        f"gpu = tilecast.gpu({gpu!r})\nwrite_script(script(gpu, plan(gpu, {planned})), Path({target!r}))"
+        f"gpu = tilecast.gpu({gpu!r})\nwrite_script(script(gpu, plan(gpu, {planned}), {gpu!r}), Path({target!r}))"
     )
 
 

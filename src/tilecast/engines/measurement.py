@@ -6,6 +6,7 @@ PyTorch can run, the one that lowers the workload's expected variance most is ta
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -180,12 +181,13 @@ def _priced(row: dict[str, Any], gpu: GpuSpec) -> _Site | None:
 # ---- the script --------------------------------------------------------------------------------------------------
 
 
-def script(gpu: GpuSpec, chosen: Sequence[Planned]) -> str:
-    """measure.py: the template with the rows in it."""
+def script(gpu: GpuSpec, chosen: Sequence[Planned], asked: str | None = None) -> str:
+    """measure.py: the template with the rows in it. `asked` is how the GPU was named, its own file perhaps: what to do next says the same."""
     text = TEMPLATE.read_text(encoding="utf-8")
     rows = ",\n".join(f"    {json.dumps(dict(each.row))}" for each in chosen)
     filled = {
         'GPU = "@GPU@"': f"GPU = {gpu.id!r}",
+        'ASKED = "@ASKED@"': f"ASKED = {shlex.quote(asked or gpu.id)!r}",
         "L2_BYTES = 0  # @L2_BYTES@": f"L2_BYTES = {int(gpu.l2_bytes or 0)}",
         'ROWS = json.loads("[]")  # @ROWS@': f'ROWS = json.loads("""[\n{rows}\n]""")',
     }
