@@ -326,10 +326,18 @@ def test_damaged_weights_are_refused(artifact: Path) -> None:
 
 def test_a_prediction_without_readable_weights_is_physics_alone_and_says_so(artifact: Path) -> None:
     artifact.write_bytes(artifact.read_bytes()[:-5])
-    with pytest.warns(UserWarning, match=r"damaged.*rest on physics alone \(basis analytic\)"):
+    with pytest.warns(
+        UserWarning, match=r"damaged.*: reinstall tilecast, or run 'tilecast fit'; .*rest on physics alone \(basis analytic\)"
+    ):
         found = predict_kernel(Gemm(m=64, n=64, k=64), "l40s")
     assert found.basis.tolist() == ["analytic"]
     assert found.median_s.tolist() == found.analytic_s.tolist()
+
+
+def test_a_prediction_whose_weights_are_gone_says_so(artifact: Path) -> None:
+    artifact.unlink()
+    with pytest.warns(UserWarning, match=r"missing: reinstall tilecast, or run 'tilecast fit'; .*physics alone \(basis analytic\)"):
+        assert predict_kernel(Gemm(m=64, n=64, k=64), "l40s").basis.tolist() == ["analytic"]
 
 
 def test_a_family_without_a_file_has_no_correction(artifact: Path) -> None:

@@ -8,11 +8,9 @@ import numpy as np
 
 from tilecast.engines.predict import HOST, Part, Prediction
 from tilecast.hardware import GpuSpec
-from tilecast.learning.correction import Correction, kernel_key, load
+from tilecast.learning.correction import SAME_DIE, Correction, kernel_key, usable
 from tilecast.learning.features import NAMES, SIZES, Launches, asked_names
 from tilecast.workloads.graph import KernelCall
-
-HELD_OUT = {"extrapolated-shape": "interpolated"}  # basis -> whose scores tell most about it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ def by_basis(supports: tuple[Support, ...]) -> dict[str, float]:
 
 def _support(family: str, key: str, parts: list[Part], found: Prediction, total_s: float) -> Support:
     call, basis = parts[0].call, parts[0].basis
-    correction = load(family) if family in SIZES and basis != "analytic" else None
+    correction = usable(family) if family in SIZES and basis != "analytic" else None
     known = correction.stand_in(found.gpu, key) if correction is not None and call is not None else None
     return Support(
         family=family,
@@ -71,7 +69,7 @@ def _support(family: str, key: str, parts: list[Part], found: Prediction, total_
         engines=tuple(correction.measured[known][key]) if correction is not None and known is not None else (),
         rows=_rows(correction.manifest, known) if correction is not None else 0,
         sources=tuple(source["name"] for source in correction.manifest["sources"]) if correction is not None else (),
-        mean_error_percent=_error(correction, basis, found.gpu) if correction is not None else None,
+        mean_error_percent=_error(correction, basis, found.gpu, known) if correction is not None else None,
         artifact=correction.digest if correction is not None else None,
     )
 
@@ -81,7 +79,7 @@ def _key(call: KernelCall | None, gpu: GpuSpec, engine: str) -> str:
     if call is None:
         return HOST
     kernel = call.kernel
-    correction = load(kernel.family) if kernel.family in SIZES else None
+    correction = usable(kernel.family) if kernel.family in SIZES else None
     if correction is None:
         return kernel_key({"dtype": kernel.dtype, "identity": str(getattr(kernel, "identity", None))})
     names = {name: str(getattr(kernel, name)) for name in NAMES if hasattr(kernel, name)} | {"engine": engine}
@@ -93,9 +91,9 @@ def _rows(manifest: Mapping[str, Any], known: str | None) -> int:
     return int(manifest["rows_per_gpu"].get(known, 0) if known is not None else manifest["num_rows"])
 
 
-def _error(correction: Correction, basis: str, gpu: GpuSpec) -> float | None:
-    """On this GPU where it was held out that way, else the mean over the GPUs that were."""
-    scores = correction.manifest["scores"].get(HELD_OUT.get(basis, basis), {})
+def _error(correction: Correction, basis: str, gpu: GpuSpec, known: str | None) -> float | None:
+    """On this GPU where it was held out that way, else the mean over the GPUs that were. Nothing beyond the measured sizes was held out."""
+    scores = correction.manifest["scores"].get(SAME_DIE if known not in (None, gpu.id) else basis, {})
     if not scores:
         return None
     return float(scores[gpu.id]) if gpu.id in scores else sum(scores.values()) / len(scores)

@@ -39,6 +39,7 @@ FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the c
 LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
 FARTHEST = math.log(2.5)  # between rates of two parts of one die: beyond it another pipeline binds, and the other's errors are not its own
 NARROWEST, WIDEST = 0.01, 1.5  # log: half an interval
+ADVICE = "reinstall tilecast, or run 'tilecast fit'"
 ARRAYS = ("level", "low", "high", "quantile")
 TREES = {
     "shared": ("feature", "threshold", "leaf"),
@@ -258,16 +259,21 @@ def load(family: str) -> Correction | None:
 
 
 def usable(family: str) -> Correction | None:
-    """The shipped correction; None, with a warning, where it cannot be read: predictions then rest on physics alone."""
+    """The shipped correction; None, with a warning, where it is gone or cannot be read: predictions then rest on physics alone."""
     try:
-        return load(family)
-    except MissingData as problem:
+        found, problem = load(family), f"{family}.safetensors is missing: {ADVICE}"
+    except MissingData as damage:
+        found, problem = None, str(damage)
+    if found is None:
         warnings.warn(f"{problem}; until then predictions of {family} rest on physics alone (basis analytic)", stacklevel=2)
-        return None
+    return found
 
 
 def read(path: Path) -> Correction:
-    arrays, metadata = tensors.read(path)
+    try:
+        arrays, metadata = tensors.read(path)
+    except MissingData as problem:
+        raise MissingData(f"{problem}: {ADVICE}") from None
     manifest_path = path.with_suffix(".json")
     try:
         manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
@@ -276,7 +282,7 @@ def read(path: Path) -> Correction:
         index = json.loads(metadata["index"])
         digest = file_digest(path)
         if manifest.get("sha256") != digest:
-            raise MissingData(f"{path.name} does not have the hash its manifest states: reinstall tilecast, or run 'tilecast fit'")
+            raise MissingData(f"{path.name} does not have the hash its manifest states: {ADVICE}")
         return Correction(
             family=index["family"],
             vocabulary=index["vocabulary"],
@@ -293,7 +299,7 @@ def read(path: Path) -> Correction:
             **{name: arrays[name] for name in ARRAYS},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise MissingData(f"{path.name} or its manifest is damaged ({problem}): reinstall tilecast, or run 'tilecast fit'") from None
+        raise MissingData(f"{path.name} or its manifest is damaged ({problem}): {ADVICE}") from None
 
 
 def write(correction: Correction, folder: Path) -> Path:

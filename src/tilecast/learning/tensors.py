@@ -49,5 +49,5 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             for name, entry in header.items()
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
-        raise MissingData(f"{path} is damaged or no artifact: {problem}") from None
+        raise MissingData(f"{path} is damaged or no artifact ({problem})") from None
     return arrays, metadata
