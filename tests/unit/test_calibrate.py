@@ -71,6 +71,15 @@ def test_a_profile_goes_through_every_predicting_command(tilecast: Tilecast, pro
     plain, told = tilecast(*asked, "--json").json, tilecast(*asked, "--profile", profile, "--json").json
     assert told["prefill_s"]["median"] > 1.1 * plain["prefill_s"]["median"]
     assert told["inputs"]["profile"]["id"] == made.id and made.id in tilecast(*asked, "--profile", profile).out
+    supported = tilecast("support", *asked[1:], "--profile", profile, "--json").json
+    assert supported["inputs"] == told["inputs"] and supported["share_by_basis"] == pytest.approx(told["basis_shares"])
+
+    asked = ("step", "GPT2-Large", "--gpu", GPU, "--batch", "8", "--seq", "1024")
+    plain, told = tilecast(*asked, "--json").json, tilecast(*asked, "--profile", profile, "--json").json
+    assert told["step_s"]["median"] > 1.03 * plain["step_s"]["median"] and "profile" not in plain["inputs"]
+    assert told["inputs"]["profile"]["id"] == made.id and made.id in tilecast(*asked, "--profile", profile).out
+    other = tilecast(*asked[:3], "l40s", *asked[4:], "--profile", profile)
+    assert other.code == 2 and f"was measured on {GPU}, not on l40s" in other.err
 
 
 def test_kernels_of_another_family_or_format_move_less(profile: str):

@@ -25,7 +25,7 @@ ODD = 0.5  # trust below which a row is named
 @click.option("--out", "-o", "target", required=True, metavar="FILE", help="The profile, or with --plan the script.")
 @output_options
 def command(rows: str | None, gpu: str, run_path: str | None, planned: int | None, target: str, **output: bool) -> None:
-    """Make a profile of a GPU, for --profile of kernel, kernels and predict.
+    """Make a profile of a GPU, for --profile of kernel, kernels, predict, support and step.
 
     ROWS.csv has the columns of `tilecast kernels` plus measured_s. RUN.json is {"command": "predict", "inputs": {...}, "measured":
     {"prefill_s": x, "decode_step_s": y, "total_s": z}}; any of the three will do. Rows and a run may be given together.

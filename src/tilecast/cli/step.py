@@ -6,7 +6,7 @@ import click
 
 from tilecast import hardware, units
 from tilecast.cli.files import target, write_whole
-from tilecast.cli.output import command_line, emit, output_options, overrides_from, refuse_as_python, say, set_option
+from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, refuse_as_python, say, set_option
 from tilecast.engines.step import predict_step
 from tilecast.engines.step_parts import StepPart, StepPrediction
 from tilecast.errors import InvalidInput
@@ -50,6 +50,7 @@ MOST_SHOWN = 8
 @click.option("--breakdown", is_flag=True, help="Every operator: launches, time, share, bound, basis.")
 @click.option("--trace", "trace_path", metavar="FILE.json", help="Also write a timeline for ui.perfetto.dev or chrome://tracing.")
 @set_option
+@profile_option
 @output_options
 def command(
     model: str, gpu: str, assignments: tuple[str, ...], optimizer: str | None, no_optimizer: bool, breakdown: bool, fsdp: str,
@@ -155,6 +156,11 @@ def _headline(found: StepPrediction) -> Grid:
         ("memory", f"{size(memory.total_bytes)} of {size(memory.capacity_bytes)}", held + more),
         ("fits", "yes" if found.fits else "no", found.gpu.id),
         ("basis", found.basis, "what the weakest part rests on; in brackets the 80 % interval"),
+        *(
+            [("profile", profile["id"], f"measured on {profile['gpu']}, {profile['date']}")]
+            if (profile := found.inputs.get("profile"))
+            else []
+        ),
     ]
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
 

@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from tilecast import hardware
-from tilecast.cli.output import command_line, emit, output_options, say
+from tilecast.cli.output import command_line, emit, output_options, profile_option, say
 from tilecast.diagnosis.support import Support, by_basis, support
 from tilecast.engines.predict import HOST, Prediction, predict
 from tilecast.learning.correction import load
@@ -19,7 +19,14 @@ MEANING = {
     "analytic": "physics alone, with fitted constants",
 }
 
-UNSAID = {"pp": 1, "ep": 1, "dp_attention": 1, "quant": None, "allow_longer_context": False}  # defaults that change nothing
+UNSAID = {
+    "pp": 1,
+    "ep": 1,
+    "dp_attention": 1,
+    "quant": None,
+    "allow_longer_context": False,
+    "profile": None,
+}  # defaults that change nothing
 
 
 @click.command(name="support")
@@ -37,6 +44,7 @@ UNSAID = {"pp": 1, "ep": 1, "dp_attention": 1, "quant": None, "allow_longer_cont
 @click.option("--quant", help="Weights: bf16, fp16, fp8, fp8_block, int8, int4, nvfp4 or mxfp4 [default: as the checkpoint says].")
 @click.option("--kv-dtype", help="Of the KV cache: fp8, or the model's own [default].")
 @click.option("--allow-longer-context", is_flag=True, help="Answer for lengths beyond the model's limit all the same.")
+@profile_option
 @output_options
 def command(model: str, gpu: str, as_json: bool, as_csv: bool, as_python: bool, **given: Any) -> None:
     """Which data each kernel of a model rests on: GPU, engines, rows, sources, and how far such predictions were off."""

@@ -182,7 +182,7 @@ def _priced(row: dict[str, Any], gpu: GpuSpec) -> _Site | None:
 
 
 def script(gpu: GpuSpec, chosen: Sequence[Planned], asked: str | None = None) -> str:
-    """measure.py: the template with the rows in it. `asked` is how the GPU was named, its own file perhaps: what to do next says the same."""
+    """measure.py: the template with the rows in it; its last words name the GPU as it was `asked` for, a file perhaps."""
     text = TEMPLATE.read_text(encoding="utf-8")
     rows = ",\n".join(f"    {json.dumps(dict(each.row))}" for each in chosen)
     filled = {

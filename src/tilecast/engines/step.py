@@ -32,6 +32,7 @@ from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import node_of
 from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.kernels.optimizer_update import IMPLEMENTATIONS, KINDS, OptimizerUpdate
+from tilecast.learning.profiles import Profile, opened
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import Price, price_step, weakest
 from tilecast.workloads.aten import matrix_flop
@@ -67,6 +68,7 @@ class Question:
     master_weights: bool
     fp32_gradients: bool
     price: Price
+    profile: Profile | None
 
     @property
     def matrix_dtype(self) -> str | None:
@@ -101,6 +103,7 @@ def predict_step(
     network_bytes_per_s: float | None = None,
     learned: bool = True,
     price: Price | None = None,
+    profile: Profile | str | Path | None = None,
     overrides: Mapping[str, object] | None = None,
     draw: bool = False,
 ) -> StepPrediction:
@@ -112,7 +115,8 @@ def predict_step(
     default, and only further micro-batches add. `master_weights`: the optimizer keeps an fp32 copy of weights of 16 bits, and its states in
     fp32; `fp32_gradients`: it also gets gradients added up, over micro-batches and GPUs, in fp32.
     `recompute` is True or "full" (every layer runs forward again) or "selective" (what lies between the products of attention does).
-    `price` stands in for `predict_kernel`: other weights. `draw` keeps the time line for a trace.
+    `price` stands in for `predict_kernel`: other weights. `profile` is what `tilecast calibrate` made of measurements on this GPU, or its
+    file; it moves kernels, not the host. `draw` keeps the time line for a trace.
     """
     layout = Layout(
         dp=dp, fsdp=fsdp, tp=tp, pp=pp, ep=ep, micro_batches=micro_batches, zero=zero, sequence_parallel=sequence_parallel,
@@ -121,7 +125,7 @@ def predict_step(
     return predict_layouts(
         model, gpu, [layout], mode=mode, batch=batch, seq=seq, dtype=dtype, runtime=runtime, attention=attention, recompute=recompute,
         optimizer=optimizer, master_weights=master_weights, fp32_gradients=fp32_gradients, node=node,
-        network_bytes_per_s=network_bytes_per_s, learned=learned, price=price, overrides=overrides, draw=draw,
+        network_bytes_per_s=network_bytes_per_s, learned=learned, price=price, profile=profile, overrides=overrides, draw=draw,
     )[0]  # fmt: skip
 
 
@@ -144,6 +148,7 @@ def predict_layouts(
     network_bytes_per_s: float | None = None,
     learned: bool = True,
     price: Price | None = None,
+    profile: Profile | str | Path | None = None,
     overrides: Mapping[str, object] | None = None,
     draw: bool = False,
 ) -> list[StepPrediction]:
@@ -159,11 +164,14 @@ def predict_layouts(
     if recompute not in (False, True, *RECOMPUTE):
         raise InvalidInput(f"recompute = {recompute!r} must be one of {', '.join(RECOMPUTE)}")
     rule = _optimizer(optimizer)
+    measured = opened(profile, spec)
+    if measured is not None:
+        price = partial(price or partial(predict_kernel, learned=learned), profile=measured)
     asked = Question(
         model=graph or model, gpu=spec, mode=mode or "inference", batch=batch, seq=seq, dtype=dtype or "fp32", runtime=runtime,
         attention=attention,
         recompute="full" if recompute is True else recompute, optimizer=optimizer, master_weights=master_weights,
-        fp32_gradients=fp32_gradients, price=price or partial(predict_kernel, learned=learned),
+        fp32_gradients=fp32_gradients, price=price or partial(predict_kernel, learned=learned), profile=measured,
     )  # fmt: skip
     _refuse_master(asked)
     if network_bytes_per_s is not None and not network_bytes_per_s > 0:
@@ -249,7 +257,7 @@ def _inputs(asked: Question, layout: Layout, graph: OpGraph) -> dict[str, Any]:
         "runtime": asked.runtime, "attention": asked.attention, "micro_batches": layout.micro_batches,
         "recompute": asked.recompute or graph.recompute, "optimizer": asked.optimizer if graph.mode == "training" else None,
         "master_weights": asked.master_weights, "fp32_gradients": asked.fp32_gradients,
-        "num_parameters": graph.num_parameters, **spread_over,
+        "num_parameters": graph.num_parameters, **spread_over, **({"profile": asked.profile.told()} if asked.profile else {}),
     }  # fmt: skip
 
 
