@@ -183,6 +183,8 @@ def test_fit_writes_weights_and_manifest_and_says_how_good_they_are(tilecast: Ti
     assert result.code == 0, result.err
     assert sorted(entry.name for entry in out.iterdir()) == ["gemm.json", "gemm.safetensors"]
     assert "gemm: 240 rows on 2 GPUs" in result.err  # progress is no data
+    bars = [line[line.index("[") + 1 : line.index("]")].count("#") for line in result.err.splitlines() if "fitting" in line]
+    assert bars[0] == 0 and bars == sorted(set(bars)) and len(bars) == 6  # shapes, each GPU, each architecture, every row
     (record,) = result.json["families"]
     assert (record["family"], record["rows"], record["file"]) == ("gemm", "240", "gemm.safetensors")
     assert float(record["held-out shapes"].removesuffix(" %")) < 15

@@ -16,7 +16,7 @@ from tilecast.execution import Protocol
 from tilecast.execution import constants as machine_constants
 from tilecast.kernels.base import priced
 from tilecast.kernels.gemm import Gemm
-from tilecast.learning import training
+from tilecast.learning import recipes, training
 from tilecast.learning.boosting import boost
 from tilecast.learning.correction import BASES, Correction, read, write
 from tilecast.learning.examples import Examples, examples
@@ -186,8 +186,11 @@ def test_progress_is_told_to_whoever_asks() -> None:
     told: list[str] = []
     training.fit(synthetic(60), "gemm", settings=Settings(shared_trees=5, local_trees=5), say=told.append)
     assert told[0] == "gemm: 240 rows on 4 GPUs"
-    assert "gemm: fitting without h100-sxm, h200-sxm" in told  # one die leaves together
-    assert "gemm: fitting without l40s" in told
+    fits = [text.removesuffix(")").split(" (") for text in told[1:]]
+    assert [place for _, place in fits] == [f"{place} of {len(fits)}" for place in range(1, len(fits) + 1)]
+    named = [text for text, _ in fits]
+    assert "gemm: fitting without h100-sxm, h200-sxm" in named  # one die leaves together
+    assert "gemm: fitting without l40s" in named and named[-1] == "gemm: fitting with every row"
 
 
 # ---- from CatBoost to arrays ---------------------------------------------------------------------------------------
@@ -411,3 +414,19 @@ def test_rows_that_tell_about_the_host_teach_nothing_of_a_kernel() -> None:
         ]
     )
     assert len(few.target) == np.count_nonzero(event_s >= 5 * HOST_S)
+
+
+def test_a_file_adds_to_the_sources_where_all_are_named_and_stands_alone_where_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = synthetic(10)
+    monkeypatch.setattr(recipes.store, "available", lambda: {name: tmp_path for names in recipes.SOURCES.values() for name in names})
+    monkeypatch.setattr(recipes, "_stored_rows", lambda family, name: stored if name == "aiconfigurator" else stored.clear())
+    path = tmp_path / "mine.csv"
+    path.write_text("family,gpu,dtype,m,n,k,measured_s\ngemm,l40s,bf16,64,64,64,1e-5\n")
+    heights = {names: recipes.training_rows("gemm", names).height for names in ((), ("all",), ("all", str(path)), (str(path),))}
+    assert heights == {(): 40, ("all",): 40, ("all", str(path)): 41, (str(path),): 1}
+
+
+def test_rows_of_ones_own_keep_their_engine(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("family,gpu,dtype,engine,m,n,k,measured_s\ngemm,l40s,bf16,vllm,64,64,64,1e-5\ngemm,l40s,bf16,,64,64,64,1e-5\n")
+    assert recipes.user_rows(path, "gemm")["engine"].cast(str).to_list() == ["vllm", "sglang"]

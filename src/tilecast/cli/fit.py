@@ -1,5 +1,6 @@
 """`tilecast fit [FAMILY...]`: learn the corrections from measured rows, from scratch (extra `train`)."""
 
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +16,8 @@ from tilecast.report import Grid, Report, versions
 
 Say = Callable[[str], None]
 OTHERS = ("ceiling", "moe-tuning")
+BAR_WIDTH = 20
+PLACE = re.compile(r"\((\d+) of (\d+)\)$")
 
 
 @click.command(name="fit")
@@ -23,7 +26,8 @@ OTHERS = ("ceiling", "moe-tuning")
     "--sources",
     "names",
     multiple=True,
-    help="A data source, or a .csv / .parquet file of your own rows (repeatable); default: all that are here.",
+    help="A data source, or a .csv / .parquet file of your own rows (repeatable); all: every one that is here [default], so that "
+    "`--sources all --sources mine.csv` adds your rows.",
 )
 @click.option("--out", "-o", "folder", metavar="DIR", help="Where to write [default: into the installed package].")
 @click.option("--quick", is_flag=True, help="Fewer rows and trees: minutes instead of the better part of an hour.")
@@ -109,4 +113,12 @@ def _mean(scores: dict[str, float]) -> str:
 
 
 def _progress(started: float, text: str) -> None:
-    say(f"{time.monotonic() - started:5.0f} s  {text}")
+    say(f"{time.monotonic() - started:5.0f} s  {_bar(text)}{text}")
+
+
+def _bar(text: str) -> str:
+    """How much of a family is done, where the text ends in a place such as "(3 of 12)"."""
+    if not (place := PLACE.search(text)):
+        return ""
+    done = BAR_WIDTH * (int(place[1]) - 1) // int(place[2])
+    return f"[{'#' * done}{'.' * (BAR_WIDTH - done)}] "

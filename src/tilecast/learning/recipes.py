@@ -35,6 +35,7 @@ SETTINGS = {
     "attention_decode": replace(DEEP, shared_as_timed=True),
 }
 KERNEL = ("dtype", "identity")
+ALL = "all"  # among names: the family's sources that are here, for a user who adds rows to them
 QUICK = Settings(shared_trees=60, local_trees=60, local_depth=6, rows_per_slice=400)
 
 
@@ -51,12 +52,12 @@ def settings_of(family: str) -> Settings:
 
 
 def training_rows(family: str, names: Sequence[str]) -> pl.DataFrame:
-    """Usable rows of the sources (default: all of the family's that are here), and a user's files as they are."""
+    """Usable rows of the sources (without names, or for "all", the family's that are here), and a user's files as they are."""
     files = [Path(name) for name in names if Path(name).suffix in (".csv", ".parquet")]
     here = store.available()
-    stored = [name for name in names if Path(name) not in files] or [
-        name for name in SOURCES[family] if not files and isinstance(here[name], Path)
-    ]
+    default = [name for name in SOURCES[family] if isinstance(here[name], Path)]
+    given = [name for name in names if Path(name) not in files]
+    stored = list(dict.fromkeys(one for name in given for one in (default if name == ALL else [name]))) if names else default
     frames: list[pl.DataFrame] = []
     spoken_for: set[str] = set()
     for name in stored:  # labs differ by more than shapes do: the first source that has a kernel on a GPU is the one that speaks for it
@@ -97,7 +98,7 @@ def user_rows(path: Path, family: str) -> pl.DataFrame:
     if missing is not None:
         raise InvalidInput(f"{path} lacks the column {missing!r}; it has {', '.join(raw.columns)}")
     mine = raw.with_row_index("origin_row").filter(pl.col("family") == family)
-    known = [name for name in ("dtype", "identity", "timer", "cache", *SHAPES[family]) if name in mine.columns]
+    known = [name for name in ("dtype", "identity", "timer", "cache", "engine", *SHAPES[family]) if name in mine.columns]
     measured = pl.col("measured_s").cast(pl.Float64, strict=False)
     _refuse(path, mine, "measured_s", measured.is_finite() & measured.is_between(1e-8, 1e3), "must lie between 1e-8 and 1000 seconds")
     for name in wanted:
@@ -107,12 +108,12 @@ def user_rows(path: Path, family: str) -> pl.DataFrame:
         _refuse(path, mine, name, pl.col(name).is_null() | (size == size.floor()), "must be a whole number")
     gpus = {name: hardware.gpu(name).id for name in mine["gpu"].unique()}
     frame = mine.select("origin_row", *known, pl.col("gpu").replace_strict(gpus, return_dtype=pl.String), measured.alias("latency_s"))
-    defaults = {"timer": "profiler", "cache": "cold"}
+    defaults = {"timer": "profiler", "cache": "cold", "engine": "sglang"}
     for name, value in defaults.items():
         column = pl.col(name).fill_null(value) if name in frame.columns else pl.lit(value)
         frame = frame.with_columns(column.alias(name))
     try:
-        return conform(frame, family, engine="sglang", source="user", licence="the user's own", origin=path.name)
+        return conform(frame, family, source="user", licence="the user's own", origin=path.name)
     except pl.exceptions.PolarsError as problem:
         raise InvalidInput(f"{path}: {str(problem).splitlines()[0]}") from None
 

@@ -8,6 +8,7 @@ whole architectures for unseen generations.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,9 @@ def fit(
     settings = settings or Settings()
     data = examples(rows, family, rows_per_slice=settings.rows_per_slice, most_host=settings.most_host)
     say(f"{family}: {len(data.target):,} rows on {len(set(data.gpu))} GPUs")
-    tested = held_out(data, family, settings, errors, own, say)
+    left_out = groups_to_leave_out(data, settings, errors)
+    say = numbered(say, ("interpolated" in errors) + sum(map(len, left_out.values())) + 1)
+    tested = held_out(data, family, settings, errors, left_out, own, say)
     carry = best_carry(tested["unseen-generation"]) if "unseen-generation" in tested else 1.0
     say(f"{family}: fitting with every row")
     final = replace(fit_once(data, family, settings, own), carry=carry)
@@ -98,9 +101,34 @@ def best_carry(tested: Tested) -> float:
     return min(CARRIES, key=error)
 
 
+def numbered(say: Say, total: int) -> Say:
+    """Each fit with its place among all, so that whoever waits knows how many are left."""
+    places = count(1)
+    return lambda text: say(f"{text} ({next(places)} of {total})")
+
+
+def groups_to_leave_out(data: Examples, settings: Settings, errors: Collection[str]) -> dict[str, list[Sequence[str]]]:
+    """kind of error -> the GPUs that leave together, each time; never all there are."""
+    gpus = sorted(set(_thinned(data, settings).gpu))
+    dies = sorted({tuple(gpu for gpu in same_die(name) if gpu in gpus) for name in gpus})
+    sets: dict[str, Iterable[Sequence[str]]] = {
+        SAME_DIE: [[die[place] for die in dies if place < len(die) > 1] for place in range(max(map(len, dies)))],
+        "unseen-gpu": dies,
+        "unseen-generation": sorted({tuple(g for g in gpus if hardware.gpu(g).arch == hardware.gpu(name).arch) for name in gpus}),
+    }
+    return {kind: [held for held in groups if 0 < len(held) < len(gpus)] for kind, groups in sets.items() if kind in errors}
+
+
+def _thinned(data: Examples, settings: Settings) -> Examples:
+    """As many rows as the fits that leave GPUs out are given."""
+    data = data.where(data.rank < settings.shared_rows)
+    return data.where(np.arange(len(data.target)) % max(1, len(data.target) // settings.left_out_rows) == 0)
+
+
 def held_out(
-    data: Examples, family: str, settings: Settings, errors: Collection[str], own: Collection[str] | None, say: Say
-) -> dict[str, Tested]:
+    data: Examples, family: str, settings: Settings, errors: Collection[str], left_out: dict[str, list[Sequence[str]]],
+    own: Collection[str] | None, say: Say,
+) -> dict[str, Tested]:  # fmt: skip
     """kind of error -> rows whose shape, GPU, die or architecture was held out, with predictions of weights that never saw them."""
     found: dict[str, Tested] = {}
     if "interpolated" in errors:
@@ -110,17 +138,9 @@ def held_out(
         say(f"{family}: fitting without {HELD_OUT:.0%} of the shapes")
         without = fit_once(data.where(~is_test & (data.rank < settings.held_out_rows)), family, settings, own)
         found["interpolated"] = tested_on(without, data.where(is_test))
-    data = data.where(data.rank < settings.shared_rows)
-    data = data.where(np.arange(len(data.target)) % max(1, len(data.target) // settings.left_out_rows) == 0)
-    gpus = sorted(set(data.gpu))
-    dies = sorted({tuple(gpu for gpu in same_die(name) if gpu in gpus) for name in gpus})
-    sets: dict[str, Iterable[Sequence[str]]] = {
-        SAME_DIE: [[die[place] for die in dies if place < len(die) > 1] for place in range(max(map(len, dies)))],
-        "unseen-gpu": dies,
-        "unseen-generation": sorted({tuple(g for g in gpus if hardware.gpu(g).arch == hardware.gpu(name).arch) for name in gpus}),
-    }
-    for kind, groups in sets.items():
-        if kind in errors and (tested := _leaving_out(data, family, settings, groups, say, stand_in=kind == SAME_DIE)) is not None:
+    data = _thinned(data, settings)
+    for kind, groups in left_out.items():
+        if (tested := _leaving_out(data, family, settings, groups, say, stand_in=kind == SAME_DIE)) is not None:
             found[kind] = tested
     return found
 
@@ -132,8 +152,6 @@ def _leaving_out(
     parts = []
     for held in groups:
         inside = np.isin(data.gpu, held)
-        if inside.all() or not inside.any():
-            continue
         say(f"{family}: fitting without {', '.join(sorted(held))}")
         relatives = {gpu for name in held for gpu in same_die(name)} if stand_in else ()
         without = fit_once(data.where(~inside), family, settings, own=relatives)
