@@ -17,6 +17,7 @@ from benchmarks.accuracy.progress import say
 from benchmarks.accuracy.result import Result, Suite, headline
 from tilecast import hardware
 from tilecast.errors import MissingExtra, TilecastError, Unavailable
+from tilecast.learning.manifests import artifacts_hash
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -73,6 +74,7 @@ def run_of(suite: Suite, quick: bool) -> publish.Run:
     return publish.Run(
         version=tilecast.__version__,
         catalogue=hardware.catalogue_hash(),
+        artifacts=artifacts_hash(),
         date=date.today().isoformat(),
         command=f"python -m benchmarks.accuracy {suite.name}{' --quick' if quick else ''}",
         quick=quick,

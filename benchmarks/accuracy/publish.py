@@ -25,6 +25,7 @@ class Run:
 
     version: str
     catalogue: str
+    artifacts: str
     date: str
     command: str
     quick: bool
@@ -44,6 +45,7 @@ def document(result: Result, run: Run) -> dict[str, Any]:
         "target": result.target,
         "tilecast": run.version,
         "catalogue": run.catalogue,
+        "artifacts": run.artifacts,
         "date": run.date,
         "command": run.command,
         "quick": run.quick,
@@ -136,7 +138,7 @@ def markdown(result: Result, run: Run, plots: Sequence[str] = ()) -> str:
         f"# {result.suite}",
         result.question,
         *([f"**To beat:** {result.target}"] if result.target else []),
-        f"tilecast {run.version}, catalogue {run.catalogue}, {run.date}: `{run.command}`{subset}",
+        f"tilecast {run.version}, catalogue {run.catalogue}, artifacts {run.artifacts}, {run.date}: `{run.command}`{subset}",
         "## Scores",
         ERROR_RULE,
         headline_table(table),

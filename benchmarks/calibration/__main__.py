@@ -25,6 +25,7 @@ from benchmarks.calibration.held_out import held_out
 from benchmarks.calibration.runs import PARTS, scores
 from tilecast import hardware
 from tilecast.errors import MissingExtra, TilecastError, Unavailable
+from tilecast.learning.manifests import artifacts_hash
 
 RESULTS = Path(__file__).parents[1] / "results"
 QUICK_COUNTS, QUICK_DRAWS = (0, 1, 5, 20), 1
@@ -69,6 +70,7 @@ def measured(quick: bool) -> dict[str, Any]:
     return {
         "benchmark": "calibration", "date": date.today().isoformat(), "version": tilecast.__version__,
         "catalogue": hardware.catalogue_hash(),
+        "artifacts": artifacts_hash(),
         "command": f"python -m benchmarks.calibration{' --quick' if quick else ''}", "quick": quick, "target": TARGETS,
         "notes": list(NOTES),
         "curves": curves(pl.DataFrame(rows)), "runs": runs, "run_errors": run_errors(runs),
@@ -116,7 +118,8 @@ def write(result: dict[str, Any], folder: Path) -> None:
 def markdown(result: dict[str, Any], drawn: str) -> str:
     lines = ["# calibration", "", "How far off is a kernel, or a whole run, on a GPU of which a few measurements exist?", ""]
     lines += [f"**To beat:** {result['target']}", ""]
-    lines += [f"tilecast {result['version']}, catalogue {result['catalogue']}, {result['date']}: `{result['command']}`", ""]
+    made_with = f"tilecast {result['version']}, catalogue {result['catalogue']}, artifacts {result['artifacts']}"
+    lines += [f"{made_with}, {result['date']}: `{result['command']}`", ""]
     counts = sorted({entry["measured"] for entry in result["curves"]})
     for held_out_, title in (("generation", "one generation out"), ("gpu", "one GPU out, siblings too")):
         lines += [f"## Kernels, {title}: mean absolute error in percent", ""]

@@ -19,7 +19,9 @@ from tilecast.datasets import store
 from tilecast.datasets.schema import conform
 from tilecast.errors import MissingData
 
-RUN = publish.Run(version="0", catalogue="c0ffee", date="2026-01-02", command="python -m benchmarks.accuracy toy", quick=False)
+RUN = publish.Run(
+    version="0", catalogue="c0ffee", artifacts="decade", date="2026-01-02", command="python -m benchmarks.accuracy toy", quick=False
+)
 
 
 def toy(quick: bool = False) -> Result:
@@ -95,11 +97,17 @@ def test_the_files_are_complete_and_the_same_every_time(tmp_path: Path) -> None:
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     written = json.loads((tmp_path / "one" / "toy.json").read_text())
-    assert written["catalogue"] == "c0ffee" and written["quick"] is False and written["notes"] == ["a note"]
+    assert (written["catalogue"], written["artifacts"]) == ("c0ffee", "decade")
+    assert written["quick"] is False and written["notes"] == ["a note"]
     assert [row["mape"] for row in written["headline"]] == [37.5, 0.0]
     assert written["worst"]["predictor"] == "ours" and written["worst"]["cases"][0]["shape"] == "c"
     page = (tmp_path / "one" / "toy.md").read_text()
-    assert page.startswith("# toy\n\nHow far off is a toy?") and "- a note" in page and "**To beat:** nothing" in page
+    assert (
+        page.startswith("# toy\n\nHow far off is a toy?")
+        and "- a note" in page
+        and "**To beat:** nothing" in page
+        and "artifacts decade, 2026-01-02" in page
+    )
     assert "peer 0.00 (1 of 3 rows)" in (tmp_path / "one" / "README.md").read_text()
 
 

@@ -50,8 +50,8 @@ def test_the_files_hold_every_curve(found: pl.DataFrame, tmp_path: Path):
     runs = [{"gpu": "l40s", "part": "prefill", "measured": 1.0, "before": 1.3, "after": 1.1}]
     parts = [{**runs[0], "part": part} for part in ("prefill", "decode step", "total")]
     result = {
-        "version": "0", "catalogue": "c0ffee", "date": "2026-01-02", "command": "toy", "target": "none", "notes": ["a note"],
-        "curves": command.curves(found), "runs": parts, "run_errors": command.run_errors(parts),
+        "version": "0", "catalogue": "c0ffee", "artifacts": "decade", "date": "2026-01-02", "command": "toy", "target": "none",
+        "notes": ["a note"], "curves": command.curves(found), "runs": parts, "run_errors": command.run_errors(parts),
     }  # fmt: skip
     command.write(result, tmp_path)
     text = (tmp_path / "calibration.md").read_text(encoding="utf-8")
