@@ -300,3 +300,16 @@ def test_fit_as_python_is_the_calls_and_fits_nothing(tilecast: Tilecast, tmp_pat
     assert shown.code == 0 and list(tmp_path.iterdir()) == []
     assert "fit_family('gemm', (), folder, quick=True)" in shown.out and "ceilings.write(fit_families(()), folder)" in shown.out
     compile(shown.out, "printed", "exec")
+
+
+def test_what_is_learned_besides_is_answered_for_like_a_family(tilecast: Tilecast, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tilecast.cli.fit._fit_other", lambda name, names, target, say: target / f"{name}.safetensors")
+    result = tilecast("fit", "ceiling", "moe-tuning", "--out", str(out), "--json")
+    assert result.code == 0, result.err
+    assert [(record["family"], record["file"]) for record in result.json["families"]] == [
+        ("ceiling", "ceiling.safetensors"), ("moe-tuning", "moe-tuning.safetensors")
+    ]  # fmt: skip
+
+
+def test_searches_are_no_rows_of_a_source(tilecast: Tilecast, out: Path) -> None:
+    assert "moe-tuning learns from searches" in refused(tilecast("fit", "moe-tuning", "--sources", "pipeweave", "--out", str(out)))

@@ -46,19 +46,19 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
     if output["as_python"]:
         emit(Report(answer="", python=_python(families, names, target, quick)), **output)
         return
+    if names and "moe-tuning" in families:
+        raise InvalidInput("--sources: moe-tuning learns from searches of configurations, not from rows; leave one or the other out")
     started = time.monotonic()
-    for name in (name for name in families if name in OTHERS):
-        _fit_other(name, names, target, partial(_progress, started))
-    if families and not any(family in SIZES for family in families):
-        return
-    families = tuple(family for family in families if family in SIZES)
+    asked = families or tuple(SIZES)
+    others = {name: _fit_other(name, names, target, partial(_progress, started)) for name in asked if name in OTHERS}
     rows = []
-    for family in families or tuple(SIZES):
+    for family in (family for family in asked if family in SIZES):
         correction, path = fit_family(family, names, target, quick=quick, say=partial(_progress, started))
         scores = correction.manifest["scores"]
         means = [_mean(scores[basis]) for basis in ("interpolated", "unseen-gpu", "unseen-generation")]
         rows.append((family, f"{correction.manifest['num_rows']:,}", *means, path.name))
     columns = ("family", "rows", "held-out shapes", "unseen GPU", "unseen generation", "file")
+    rows += [(name, *["-"] * 4, path.name) for name, path in others.items()]
     records = [dict(zip(columns, row, strict=True)) for row in rows]
     emit(
         Report(
@@ -92,20 +92,18 @@ def _python(families: tuple[str, ...], names: tuple[str, ...], target: Path, qui
     return "\n".join(lines)
 
 
-def _fit_other(name: str, names: tuple[str, ...], target: Path, say: Say) -> None:
+def _fit_other(name: str, names: tuple[str, ...], target: Path, say: Say) -> Path:
     """What is learned beside the corrections: ceilings of efficiency, and the ranking of MoE configurations."""
     if name == "ceiling":
         from tilecast.learning.ceiling_training import fit_families
         from tilecast.learning.ceilings import write as write_ceilings
 
-        path = write_ceilings(fit_families(names, say=say), target)
-    else:
-        from tilecast.learning.ranking import write as write_ranking
-        from tilecast.tuning.searches import searches
-        from tilecast.tuning.training import fit
+        return write_ceilings(fit_families(names, say=say), target)
+    from tilecast.learning.ranking import write as write_ranking
+    from tilecast.tuning.searches import searches
+    from tilecast.tuning.training import fit
 
-        path = write_ranking(fit(searches(), say=say), target)
-    say(f"wrote {path}")
+    return write_ranking(fit(searches(), say=say), target)
 
 
 def _mean(scores: dict[str, float]) -> str:
