@@ -16,7 +16,7 @@ from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.rms_norm import RmsNorm
 from tilecast.learning import correction as corrections
 from tilecast.learning import tensors
-from tilecast.learning.correction import Correction, file_digest, load, read, write
+from tilecast.learning.correction import Correction, load, read, write
 from tilecast.learning.features import GROUPS, Launches, number_names
 from tilecast.learning.relations import relation_names
 from tilecast.learning.trees import Trees, grove
@@ -258,8 +258,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
         asked = launches(SMALL, LARGE, {LOG2_M: 50.0})
         ours, theirs = (one.correct(asked, hardware.gpu(gpu)) for one in (before, after))
         np.testing.assert_array_equal(ours.log_ratio, theirs.log_ratio)
-    assert after.manifest == before.manifest | {"sha256": file_digest(path)}
-    assert file_digest(path).startswith(after.digest)
+    assert after.manifest == before.manifest | {"sha256": tensors.file_digest(path)}
+    assert tensors.file_digest(path).startswith(after.digest)
     assert len(after.digest) == 12
 
 
@@ -285,7 +285,7 @@ def test_a_failed_manifest_leaves_the_old_artifact_as_it_was(tmp_path: Path) -> 
 
 def test_a_manifest_that_states_another_hash_is_refused(artifact: Path) -> None:
     manifest = artifact.with_suffix(".json")
-    manifest.write_text(manifest.read_text().replace(file_digest(artifact), "0" * 64))
+    manifest.write_text(manifest.read_text().replace(tensors.file_digest(artifact), "0" * 64))
     assert "hash" in sentence(artifact)
     assert "reinstall tilecast, or run 'tilecast fit'" in sentence(artifact)
 
@@ -293,7 +293,7 @@ def test_a_manifest_that_states_another_hash_is_refused(artifact: Path) -> None:
 def test_another_schema_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "gemm.safetensors"
     tensors.write(path, {}, {"schema": "tilecast.correction/9"})
-    path.with_suffix(".json").write_text(json.dumps({"sha256": file_digest(path)}))
+    path.with_suffix(".json").write_text(json.dumps({"sha256": tensors.file_digest(path)}))
     assert "'tilecast.correction/9'" in sentence(path)
     assert "run 'tilecast fit'" in sentence(path)
 
@@ -312,7 +312,7 @@ def test_a_missing_or_damaged_manifest_is_refused(content: str | None, artifact:
 def test_a_damaged_index_is_refused(index: str, tmp_path: Path) -> None:
     path = tmp_path / "gemm.safetensors"
     tensors.write(path, {}, {"schema": corrections.SCHEMA, "index": index})
-    path.with_suffix(".json").write_text(json.dumps({"sha256": file_digest(path)}))
+    path.with_suffix(".json").write_text(json.dumps({"sha256": tensors.file_digest(path)}))
     assert "run 'tilecast fit'" in sentence(path)
 
 

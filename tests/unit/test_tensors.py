@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tilecast.errors import MissingData
-from tilecast.learning import tensors
+from tilecast.learning import ceilings, ranking, tensors
+from tilecast.learning.manifests import FOLDER
 
 
 def refusal(path: Path) -> str:
@@ -112,3 +113,19 @@ def test_a_header_that_lacks_a_key_or_contradicts_itself_is_refused(header: Any,
 def test_no_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     refusal(tmp_path / "absent.safetensors")
     refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "read"), [("ceiling", ceilings.read), ("moe_tuning", ranking.read)])
+def test_one_bit_of_what_ships_besides_corrections_is_noticed(name: str, read: Any, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.safetensors"
+    content = (FOLDER / path.name).read_bytes()
+    path.with_suffix(".json").write_bytes((FOLDER / f"{name}.json").read_bytes())
+    path.write_bytes(content)
+    assert read(path)
+    read.cache_clear()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(MissingData, match=r"does not have the hash its manifest states: reinstall tilecast, or run 'tilecast fit'"):
+        read(path)
+    path.with_suffix(".json").write_text("[]")
+    with pytest.raises(MissingData, match="damaged or of another version"):
+        read(path)

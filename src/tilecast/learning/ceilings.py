@@ -110,9 +110,8 @@ def write(ceilings: Mapping[str, Ceiling], folder: Path) -> Path:
     arrays |= {f"trees.{part}": getattr(packed, part) for part in PARTS}
     index = {"schema": SCHEMA, "families": families, "where": {name: list(rows) for name, rows in packed.where.items()}}
     path = path_of(folder)
-    tensors.write(path, arrays, {"index": json.dumps(index, sort_keys=True)})
     manifest = {family: dict(one.manifest) for family, one in ceilings.items()}
-    path.with_suffix(".json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    tensors.write_stated(path, arrays, {"index": json.dumps(index, sort_keys=True)}, manifest)
     return path
 
 
@@ -126,7 +125,7 @@ def read(path: Path) -> dict[str, Ceiling]:
         if index["schema"] != SCHEMA:
             raise ValueError(f"schema {index['schema']}")
         packed = Grove(**{part: arrays[f"trees.{part}"] for part in PARTS}, where=index["where"])
-        manifest = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        manifest = tensors.manifest_of(path)
         return {
             family: Ceiling(
                 family, tuple(facts["slots"]), facts["words"], arrays[f"{family}.level"].astype(np.float64).reshape(-1, len(GROUPS)),
@@ -136,5 +135,5 @@ def read(path: Path) -> dict[str, Ceiling]:
             )
             for family, facts in index["families"].items()
         }  # fmt: skip
-    except (OSError, LookupError, ValueError) as problem:
-        raise MissingData(f"{path} is damaged or of another version: {problem}") from None
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as problem:
+        raise MissingData(f"{path} is damaged or of another version ({problem}): {tensors.ADVICE}") from None

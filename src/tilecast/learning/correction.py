@@ -27,6 +27,7 @@ from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.manifests import FOLDER
+from tilecast.learning.tensors import ADVICE
 from tilecast.learning.trees import Forest, Grove, Trees, forest, together
 
 SCHEMA = "tilecast.correction/4"
@@ -39,7 +40,6 @@ FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the c
 LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
 FARTHEST = math.log(2.5)  # between rates of two parts of one die: beyond it another pipeline binds, and the other's errors are not its own
 NARROWEST, WIDEST = 0.01, 1.5  # log: half an interval
-ADVICE = "reinstall tilecast, or run 'tilecast fit'"
 ARRAYS = ("level", "low", "high", "quantile")
 TREES = {
     "shared": ("feature", "threshold", "leaf"),
@@ -270,19 +270,12 @@ def usable(family: str) -> Correction | None:
 
 
 def read(path: Path) -> Correction:
+    arrays, metadata = tensors.read(path)
     try:
-        arrays, metadata = tensors.read(path)
-    except MissingData as problem:
-        raise MissingData(f"{problem}: {ADVICE}") from None
-    manifest_path = path.with_suffix(".json")
-    try:
-        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
         if metadata["schema"] != SCHEMA:
             raise MissingData(f"{path.name} has the schema {metadata['schema']!r}, this version reads {SCHEMA!r}: run 'tilecast fit'")
         index = json.loads(metadata["index"])
-        digest = file_digest(path)
-        if manifest.get("sha256") != digest:
-            raise MissingData(f"{path.name} does not have the hash its manifest states: {ADVICE}")
+        manifest = tensors.manifest_of(path)
         return Correction(
             family=index["family"],
             vocabulary=index["vocabulary"],
@@ -295,7 +288,7 @@ def read(path: Path) -> Correction:
             local=Grove(**{part: arrays[f"local.{part}"] for part in TREES["local"]}, where=index["local"]),
             spread=Grove(**{part: arrays[f"spread.{part}"] for part in TREES["spread"]}, where=index["spread"]),
             manifest=manifest,
-            digest=digest[:12],
+            digest=manifest["sha256"][:12],
             **{name: arrays[name] for name in ARRAYS},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
@@ -303,26 +296,11 @@ def read(path: Path) -> Correction:
 
 
 def write(correction: Correction, folder: Path) -> Path:
-    """Weights and manifest, side by side; the manifest states the weights' hash."""
-    import tempfile
-
+    """Weights and manifest, side by side."""
     path = folder / f"{correction.family}.safetensors"
     trees = {f"{name}.{part}": getattr(getattr(correction, name), part) for name, parts in TREES.items() for part in parts}
     arrays = trees | {name: getattr(correction, name) for name in ARRAYS}
     index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "as_timed", "carry", "measured")}
     index |= {name: dict(getattr(correction, name).where) for name in ("local", "spread")}
-    with tempfile.TemporaryDirectory(prefix=".draft-", dir=folder) as draft:  # so that a failure leaves what was there
-        weights = Path(draft) / path.name
-        tensors.write(weights, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)})
-        manifest = {**correction.manifest, "sha256": file_digest(weights)}
-        text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-        weights.with_suffix(".json").write_text(text, encoding="utf-8")
-        for written in (weights, weights.with_suffix(".json")):
-            written.replace(folder / written.name)
+    tensors.write_stated(path, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)}, correction.manifest)
     return path
-
-
-def file_digest(path: Path) -> str:
-    import hashlib
-
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -92,8 +92,7 @@ def write(ranking: Ranking, folder: Path) -> Path:
                   (("chance", ranking.chance), ("gain", ranking.gain))},
     }  # fmt: skip
     path = path_of(ranking.kernel, folder)
-    tensors.write(path, arrays, {"index": json.dumps(index, sort_keys=True)})
-    path.with_suffix(".json").write_text(json.dumps(ranking.manifest, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    tensors.write_stated(path, arrays, {"index": json.dumps(index, sort_keys=True)}, ranking.manifest)
     return path
 
 
@@ -109,8 +108,8 @@ def read(path: Path) -> Ranking:
         sets = {
             name: Grove(**{part: arrays[f"{name}.{part}"] for part in PARTS}, where=index["where"][name]) for name in ("chance", "gain")
         }
-        manifest = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        manifest = tensors.manifest_of(path)
         proven = arrays["proven"].astype(np.int64)
         return Ranking(index["kernel"], tuple(index["features"]), sets["chance"], sets["gain"], proven, index["width"], manifest)
-    except (OSError, LookupError, ValueError) as problem:
-        raise MissingData(f"{path} is damaged or of another version: {problem}") from None
+    except (OSError, LookupError, ValueError, TypeError, AttributeError) as problem:
+        raise MissingData(f"{path} is damaged or of another version ({problem}): {tensors.ADVICE}") from None

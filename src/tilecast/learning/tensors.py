@@ -20,6 +20,7 @@ DTYPES = {
     "U8": np.uint8,
 }
 NAMES = {np.dtype(kind): name for name, kind in DTYPES.items()}
+ADVICE = "reinstall tilecast, or run 'tilecast fit'"
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -37,6 +38,33 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, s
             file.write(np.ascontiguousarray(array).tobytes())
 
 
+def write_stated(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str], manifest: Mapping[str, Any]) -> None:
+    """Weights and manifest, side by side; the manifest states the weights' hash."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix=".draft-", dir=path.parent) as draft:  # so that a failure leaves what was there
+        weights = Path(draft) / path.name
+        write(weights, arrays, metadata)
+        text = json.dumps({**manifest, "sha256": file_digest(weights)}, indent=1, sort_keys=True) + "\n"
+        weights.with_suffix(".json").write_text(text, encoding="utf-8")
+        for written in (weights, weights.with_suffix(".json")):
+            written.replace(path.parent / written.name)
+
+
+def manifest_of(path: Path) -> dict[str, Any]:
+    """The manifest beside the weights, which must state their hash."""
+    manifest: dict[str, Any] = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    if manifest.get("sha256") != file_digest(path):
+        raise MissingData(f"{path.name} does not have the hash its manifest states: {ADVICE}")
+    return manifest
+
+
+def file_digest(path: Path) -> str:
+    import hashlib
+
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     try:
         content = path.read_bytes()
@@ -49,5 +77,5 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             for name, entry in header.items()
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as problem:
-        raise MissingData(f"{path} is damaged or no artifact ({problem})") from None
+        raise MissingData(f"{path} is damaged or no artifact ({problem}): {ADVICE}") from None
     return arrays, metadata
