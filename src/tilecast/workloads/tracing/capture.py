@@ -9,6 +9,7 @@ import copy
 import io
 import logging
 import re
+import sys
 import sysconfig
 import traceback
 import warnings
@@ -36,6 +37,8 @@ DTYPES = {
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Views by another name: the schema promises no alias, but no kernel runs.
 UNDECLARED_VIEWS = ("aten._unsafe_view", "aten._reshape_alias", "aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
+# Operators that run as one kernel each way, which the tracer would take apart: PyTorch has their parts for machines without the kernel.
+WHOLE = ("silu_backward", "upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d")
 # What a time depends on besides shapes -> the arguments' names in the schema.
 OPTIONS = {
     "aten.convolution": ("stride", "padding", "dilation", "transposed", "groups"),
@@ -103,7 +106,7 @@ def captured(
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     known = next((tensor.fake_mode for tensor in (*module.parameters(), *module.buffers()) if isinstance(tensor, FakeTensor)), None)
     fakes = known or fakes
-    with warnings.catch_warnings(), _quiet(), _without_mkldnn(), fakes:
+    with warnings.catch_warnings(), _quiet(), _without_mkldnn(), _whole_operators(), _unpadded(), fakes:
         warnings.simplefilter("ignore")
         model = _weightless(module)
         model.train(training)
@@ -118,7 +121,7 @@ def captured(
                     program = torch.export.export(whole, asked, strict=False)
                 _refuse_unknown_sizes(program.graph, name)
                 exported = program.module(check_guards=False)
-                _without_idle_dropout(exported)
+                _without_cpu_dropout(exported)
                 graph, copied = _joint(exported, asked, training)
         except TilecastError:
             raise
@@ -167,13 +170,16 @@ def _fake(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
 
-def _without_idle_dropout(exported: nn.Module) -> None:
-    """In inference eager dropout hands its input on; the exported operator would copy it."""
+def _without_cpu_dropout(exported: nn.Module) -> None:
+    """In inference eager dropout hands its input on; the exported operator would copy it. A GPU's fused attention drops out itself; the
+    CPU's cannot, and would be taken apart."""
     graph = exported.graph
     for node in list(graph.nodes):  # type: ignore[union-attr]
         if node.op == "call_function" and str(node.target) in ("aten.dropout.default", "aten.feature_dropout.default") and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)  # type: ignore[operator]
+        elif node.op == "call_function" and str(node.target) == "aten.scaled_dot_product_attention.default" and len(node.args) > 4:
+            node.args = (*node.args[:4], 0.0, *node.args[5:])
     exported.recompile()  # type: ignore[operator]
 
 
@@ -214,9 +220,10 @@ def _nodes(graph: torch.fx.GraphModule, training: bool, num_copied: int) -> list
     for node in every:
         if node.op != "call_function":
             continue
-        is_part = node.target.__name__ == "getitem" if callable(node.target) and hasattr(node.target, "__name__") else False
-        if is_part and isinstance(node.args[0], FxNode):
+        if _is_part(node) and isinstance(node.args[0], FxNode):
             roots[node, 0] = roots.get((node.args[0], int(node.args[1])), (node.args[0], int(node.args[1])))  # type: ignore[arg-type]
+            continue
+        if _name(node).startswith("aten._assert"):  # what a trace checks, and a run does not
             continue
         used = [roots.get((each, 0), (each, 0)) for each in node.all_input_nodes]
         kept.append(node)
@@ -272,7 +279,7 @@ def _loss_starts(kept: list[FxNode], results: list[FxNode]) -> int:
     places = {node: index for index, node in enumerate(kept)}
     made = [len(kept)] if len(results) < 2 else []
     for node in results[1:]:
-        while node.op == "call_function" and _is_view(node) and node.all_input_nodes:
+        while node.op == "call_function" and (_is_view(node) or _is_part(node)) and node.all_input_nodes:
             node = node.all_input_nodes[0]
         made.append(places.get(node, -1) + 1)
     return max(made)
@@ -283,6 +290,11 @@ def _name(node: FxNode) -> str:
         return ""
     packet = getattr(node.target, "overloadpacket", None)
     return str(packet) if packet is not None else str(getattr(node.target, "__name__", node.target))
+
+
+def _is_part(node: FxNode) -> bool:
+    """One of several results of an operator."""
+    return getattr(node.target, "__name__", "") == "getitem"
 
 
 def _is_view(node: FxNode) -> bool:
@@ -385,6 +397,43 @@ def _without_mkldnn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
+def _whole_operators() -> Iterator[None]:
+    """Without the rules, in Python or as a composite, by which the tracer takes the operators of WHOLE apart."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    overloads = [getattr(packet, name) for packet in (getattr(torch.ops.aten, op) for op in WHOLE) for name in packet.overloads()]
+    before = [dict(overload.py_kernels) for overload in overloads]
+    for overload in overloads:
+        for key in (composite, torch._C.DispatchKey.Autograd):
+            overload.py_kernels.pop(key, None)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):
+            overload.py_kernels[composite] = lambda *_, **__: NotImplemented
+        overload._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for overload, kernels in zip(overloads, before, strict=True):
+            overload.py_kernels.clear()
+            overload.py_kernels.update(kernels)
+            overload._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def _unpadded() -> Iterator[None]:
+    """Causal masks of Hugging Face as it runs texts of one length: attention is told to be causal. Where it is exported it writes the mask
+    out, as it cannot look whether a text is padded or several share a row."""
+    masks = sys.modules.get("transformers.masking_utils")
+    running = {"is_torchdynamo_exporting": lambda: False, "find_packed_sequence_indices": lambda position_ids: None}
+    before = {name: getattr(masks, name) for name in running if hasattr(masks, name)}
+    for name in before:
+        setattr(masks, name, running[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(masks, name, value)
 
 
 @contextlib.contextmanager
