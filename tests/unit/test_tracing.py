@@ -441,6 +441,24 @@ def test_a_backward_pass_ends_at_the_first_trained_layer(trained, reached, weigh
     assert spent[1] == pytest.approx(spent[0], rel=1e-6)
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_module_that_checkpoints_itself_runs_its_layers_again(reentrant):
+    class Checkpointed(Stacked):
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
+            return x
+
+    x = torch.zeros(2, 6, 32)
+    graph, asked = tilecast.trace(Checkpointed(6), x, mode="training"), tilecast.trace(Stacked(6), x, mode="training", recompute=True)
+    assert graph.segments == asked.segments and graph.recompute
+    assert any("checkpoints its activations itself" in note for note in tilecast.step(graph, "l4").notes)
+    assert tilecast.trace(Checkpointed(6), x).notes == ()
+    short = tilecast.trace(Checkpointed(1), x, mode="training")
+    assert not short.recompute and any("left out" in note for note in short.notes)
+    assert operators(short, ("backward",))["aten._softmax_backward_data"] == 1
+
+
 def test_selective_recomputation_runs_attention_again_and_no_linear_layer():
     inputs = (torch.zeros(2, 6, 32),)
     plain, lean, leanest = (

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node as FxNode
+from torch.utils import checkpoint
 
 from tilecast.errors import InvalidInput, TilecastError
 from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph, Segment, TensorShape, folded
@@ -50,6 +51,8 @@ OPTIONS = {
     "aten._scaled_dot_product_flash_attention": ("is_causal",), "aten._scaled_dot_product_flash_attention_backward": ("is_causal",),
     "aten._scaled_dot_product_efficient_attention": ("is_causal",),
 }  # fmt: skip
+CHECKPOINTED = "the module checkpoints its activations itself: each of its equal layers is taken to run forward again"
+UNCHECKPOINTED = "the module checkpoints its activations itself, but has no equal layers: what runs forward again is left out"
 HINTS = {
     "data-dependent": "a branch or size depends on a tensor's values: use torch.cond or torch.where, or move .item() out of forward",
     "mutat": "write to a copy instead of an input",
@@ -115,9 +118,11 @@ def captured(
         layers, num_lists = shortened(model) if fold else (0, 0)
         asked = tuple(_fake(value) for value in inputs)
         whole = Step(model, names, loss) if training else Pass(model, names)
+        checkpoints: list[str] = []
         try:
             with torch.autocast("cpu", dtype=FORMATS.get(autocast or ""), enabled=autocast is not None), torch.set_grad_enabled(training):
-                with contextlib.redirect_stderr(io.StringIO()):  # where export prints the graph it got to when it fails
+                # Where export prints the graph it got to when it fails.
+                with contextlib.redirect_stderr(io.StringIO()), _counted_checkpoints(checkpoints):
                     program = torch.export.export(whole, asked, strict=False)
                 _refuse_unknown_sizes(program.graph, name)
                 exported = program.module(check_guards=False)
@@ -135,7 +140,12 @@ def captured(
                 module, inputs, names=names, mode=mode, loss=loss, recompute=recompute, autocast=autocast, name=name, fold=False
             )
     assert segments is not None
-    if recompute:
+    notes: tuple[str, ...] = ()
+    if checkpoints and training and not recompute:
+        with contextlib.suppress(InvalidInput):
+            segments, recompute = recomputed(segments), "full"
+        notes = (CHECKPOINTED if recompute else UNCHECKPOINTED,)
+    elif recompute:
         segments = recomputed(segments, str(recompute))
     counted = [Counter(shape for shape, is_trained in weights.values() if is_trained == asked_for) for asked_for in (True, False)]
     return OpGraph(
@@ -147,6 +157,7 @@ def captured(
         buffers_bytes=buffers_bytes,
         inputs_bytes=sum(_shape(tensor).nbytes for tensor in _tensors(asked)),
         recompute=bool(recompute),
+        notes=notes,
         torch_version=torch.__version__.partition("+")[0],
     )
 
@@ -418,6 +429,29 @@ def _whole_operators() -> Iterator[None]:
             overload.py_kernels.clear()
             overload.py_kernels.update(kernels)
             overload._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def _counted_checkpoints(seen: list[str]) -> Iterator[None]:
+    """What a module checkpoints itself runs once, and is noted: a trace does not see the second run, and of the reentrant kind no
+    gradient."""
+    function, generator = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
+
+    class Once:
+        @staticmethod
+        def apply(run: Any, preserve: bool, *given: Any) -> Any:
+            seen.append("reentrant")
+            return run(*given)
+
+    def noted(*given: Any, **named: Any) -> Any:
+        seen.append("hooks")
+        return generator(*given, **named)
+
+    checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator = Once, noted
+    try:
+        yield
+    finally:
+        checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator = function, generator
 
 
 @contextlib.contextmanager
