@@ -538,6 +538,41 @@ def test_equal_layers_are_folded_and_nothing_is_lost():
     assert max(segment.repeat for segment in short.segments) >= 6
 
 
+class Twice(Stacked):
+    """Two passes over the same layers, with something between them."""
+
+    def forward(self, x):
+        return super().forward(torch.relu(super().forward(x)))
+
+
+class Siamese(Stacked):
+    def forward(self, x):
+        left, right = (super(Siamese, self).forward(part).mean(1).tanh() for part in (x, x * 2))
+        return left @ right.transpose(0, 1)
+
+
+class Numbered(Stacked):
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            x = layer(x).tanh() if number % 4 == 0 else layer(x)
+        return x
+
+
+class Gathering(Stacked):
+    def forward(self, x):
+        return torch.stack([x := layer(x) for layer in self.layers]).mean(0)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("kind", [Twice, Siamese, Numbered, Gathering])
+def test_equal_layers_that_act_otherwise_are_not_folded_away(kind, mode, monkeypatch):
+    graph = tilecast.trace(kind(8), torch.zeros(2, 6, 32), mode=mode)
+    monkeypatch.setattr(capture, "shortened", lambda model: (0, 0))
+    full = tilecast.trace(kind(8), torch.zeros(2, 6, 32), mode=mode)
+    assert list(graph.nodes()) == list(full.nodes())
+    assert graph.live_bytes() == full.live_bytes()
+
+
 def test_layers_that_differ_are_traced_one_by_one():
     module = Stacked(6)
     module.layers[3].heads = 2

@@ -24,6 +24,7 @@ from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node as FxNode
 from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilecast.errors import InvalidInput, TilecastError
 from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph, Segment, TensorShape, folded
@@ -132,9 +133,15 @@ def captured(
             raise
         except Exception as problem:
             raise _explained(problem, name) from None
-    segments: tuple[Segment, ...] | None = folded(_nodes(graph, training, copied))
+    short: tuple[Segment, ...] = folded(_nodes(graph, training, copied))
+    segments: tuple[Segment, ...] | None = short
     if layers:
-        segments = lengthened(segments or (), layers, num_lists)
+        segments = lengthened(short, layers, num_lists)
+        if segments is not None:
+            with warnings.catch_warnings(), _quiet(), _without_mkldnn(), _whole_operators(), _unpadded(), fakes:
+                warnings.simplefilter("ignore")
+                runs = [_run(_weightless(module), asked, names, training, loss, autocast, cut=cut) for cut in (True, False)]
+            segments = segments if _acts_alike(runs[0], runs[1], _counts(short), _counts(segments)) else None
         if segments is None:  # the layers look alike, but do not act alike
             return captured(
                 module, inputs, names=names, mode=mode, loss=loss, recompute=recompute, autocast=autocast, name=name, fold=False
@@ -213,6 +220,65 @@ def _joint(exported: nn.Module, inputs: tuple[Any, ...], training: bool) -> tupl
 
     graph = aot_export_joint_simple(function, (*parameters.values(), *buffers.values(), *tensors), trace_joint=training, decompositions={})
     return graph, len(buffers) + len(tensors)
+
+
+# ---- whether layers act alike -------------------------------------------------------------------------------------
+
+Ran = Counter[tuple[str, tuple[tuple[int, ...], ...]]]  # operators, by name and the shapes of their results
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: Ran = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        made = tuple(tuple(each.shape) for each in _tensors(result))
+        if made and not _gives_views(function):
+            self.ran[str(function.overloadpacket).rstrip("_"), made] += 1
+        return result
+
+
+def _run(
+    model: nn.Module, inputs: tuple[Any, ...], names: tuple[str, ...], training: bool, loss: Any, autocast: str | None, *, cut: bool
+) -> Ran | None:
+    """What a forward pass runs, its layers `cut` or all of them; None where it does not run with tensors that hold nothing."""
+    model.train(training)
+    if cut:
+        shortened(model)
+    whole = Step(model, names, loss) if training else Pass(model, names)
+    recorder = _Recorder()
+    try:
+        with (
+            torch.autocast("cpu", dtype=FORMATS.get(autocast or ""), enabled=autocast is not None),
+            torch.set_grad_enabled(training),
+            recorder,
+        ):
+            whole(*(_fake(each) for each in inputs))
+    except Exception:
+        return None
+    return recorder.ran
+
+
+def _counts(segments: tuple[Segment, ...]) -> Ran:
+    made: Ran = Counter()
+    for segment in segments:
+        for node in segment.nodes:
+            if node.phase != "backward" and not node.is_view:
+                made[node.op, tuple(tensor.shape for tensor in node.outputs)] += segment.repeat
+    return made
+
+
+def _acts_alike(cut: Ran | None, whole: Ran | None, short: Ran, long: Ran) -> bool:
+    """Whether the lengthened graph has what all layers run: they may be used twice, or be told apart by their number.
+
+    Operators are compared that a trace and a run of the shortened model have equally many of, which must be most.
+    """
+    if cut is None or whole is None:
+        return False
+    known = [key for key, number in cut.items() if short[key] == number]
+    return 2 * sum(cut[key] for key in known) >= cut.total() and set(whole) <= set(cut) and all(whole[key] == long[key] for key in known)
 
 
 # ---- after the trace ---------------------------------------------------------------------------------------------
@@ -309,9 +375,13 @@ def _is_part(node: FxNode) -> bool:
 
 
 def _is_view(node: FxNode) -> bool:
-    if _name(node) in UNDECLARED_VIEWS:
+    return _gives_views(node.target)
+
+
+def _gives_views(operator: Any) -> bool:
+    if str(getattr(operator, "overloadpacket", "")) in UNDECLARED_VIEWS:
         return True
-    schema = getattr(node.target, "_schema", None)
+    schema = getattr(operator, "_schema", None)
     returns = schema.returns if schema is not None else ()
     return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
