@@ -241,6 +241,7 @@ def test_a_traced_graph_keeps_its_own_format_and_may_run_as_tf32():
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --dp 2 --trace out.txt", "--trace out.txt must end in .json", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 6 --seq 128 --optimizer lion", "optimizer = 'lion' must be one of", 2),
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --optimizer adam --no-optimizer", "exclude one another", 2),
+        ("step GPT2-Large --gpu l4 --mode training --batch 6 --seq 128 --recompute --recompute-attention", "exclude one another", 2),
         ("step GPT7 --gpu l4 --batch 6 --seq 128", "unknown model 'GPT7'", 2),
         ("step nowhere.graph.json --gpu l4", "cannot read nowhere.graph.json", 3),
     ],
@@ -314,6 +315,19 @@ def test_the_time_line_of_stages_shows_every_micro_batch_and_what_is_sent():
     assert ends_at(found, "stream", "collectives") == pytest.approx(found.step_s.median, rel=0.05)
     forward = predict_step("GPT2-Large", "a100-sxm-80gb", batch=64, seq=128, draw=True, pp=2, micro_batches=4)
     assert not any("backward" in span.name for span in forward.spans)
+
+
+@pytest.mark.parametrize("micro", [4, 16])
+def test_the_time_line_of_interleaved_stages_shows_every_group_and_ends_with_the_step(micro):
+    layout = {"pp": 4, "micro_batches": micro, "schedule": "interleaved", "virtual_stages": 3}
+    found = predict_step("GPT2-Large", "a100-sxm-80gb", mode="training", batch=4 * micro, seq=128, draw=True, **layout)
+    names = [span.name for span in found.spans if span.stage == 0]
+    assert sum(name.startswith("micro-batch") for name in names) == 2 * 3 * micro
+    # Of the first stage every group's result is sent on, and the gradients of all but the first group.
+    assert sum(name.startswith("send micro-batch") for name in names) == (3 + 2) * micro
+    assert ends_at(found, "stream", "collectives") == pytest.approx(found.step_s.median, rel=0.05)
+    (sent,) = found.collectives
+    assert sum(span.name.startswith("send") for span in found.spans) == pytest.approx(sent.number * 4, abs=4)
 
 
 def test_the_trace_is_what_perfetto_opens(tilecast, tmp_path):

@@ -135,6 +135,53 @@ def test_dropout_runs_in_training_alone():
     assert operators(tilecast.trace(module, (torch.zeros(4, 8),), mode="training"))["aten.native_dropout"] == 1
 
 
+@pytest.mark.parametrize(
+    ("module", "shape", "backward"),
+    [
+        (nn.Sequential(nn.Linear(8, 8), nn.SiLU()), (4, 8), {"aten.silu_backward": 1, "aten.mm": 1, "aten.sum": 1}),
+        (
+            nn.Sequential(nn.Conv2d(3, 3, 1), nn.Upsample(scale_factor=2, mode="bilinear")),
+            (2, 3, 8, 8),
+            {"aten.upsample_bilinear2d_backward": 1, "aten.convolution_backward": 1},
+        ),
+        (
+            nn.Sequential(nn.Conv2d(3, 3, 1), nn.Upsample(scale_factor=2)),
+            (2, 3, 8, 8),
+            {"aten.upsample_nearest2d_backward": 1, "aten.convolution_backward": 1},
+        ),
+    ],
+)
+def test_what_is_one_kernel_is_not_taken_apart(module, shape, backward):
+    graph = tilecast.trace(module, (torch.zeros(shape),), mode="training")
+    assert operators(graph, ("backward",)) == backward
+    assert not tilecast.step(graph, "l4").unmodelled
+    # And PyTorch is as it was.
+    kernels = torch.ops.aten.upsample_bilinear2d.vec.py_kernels
+    assert torch._C.DispatchKey.CompositeImplicitAutograd in kernels
+    assert torch._C.DispatchKey.CompositeImplicitAutograd not in torch.ops.aten.silu_backward.default.py_kernels
+
+
+def test_fused_attention_drops_out_itself():
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(32, 32)
+
+        def forward(self, x):
+            x = self.up(x)
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=0.1 if self.training else 0.0, is_causal=True)
+
+    graph = tilecast.trace(Dropping(), (torch.zeros(2, 4, 8, 32),), mode="training")
+    found = [node for node in graph.nodes() if "scaled_dot_product" in node.op]
+    assert [(node.phase, dict(node.options)["is_causal"]) for node in found] == [("forward", True), ("backward", True)]
+    assert not {"aten.bmm", "aten.native_dropout"} & set(operators(graph))
+
+
+def test_a_model_that_ends_in_a_norm_has_a_forward_pass():
+    graph = tilecast.trace(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), (torch.zeros(4, 8),), mode="training")
+    assert operators(graph, ("forward",)) == {"aten.addmm": 1, "aten.native_layer_norm": 1}
+
+
 def test_the_loss_is_told_apart_from_the_forward_pass():
     def loss(logits):
         return F.cross_entropy(logits, torch.zeros(16, dtype=torch.int64))
@@ -166,6 +213,9 @@ def test_a_module_of_hugging_face_is_traced_without_weights(mode):
     # Six layers of seven products, and the head; each has two gradients.
     assert sum(node.op == "aten.mm" for node in graph.nodes()) == (3 if mode == "training" else 1) * (6 * 7 + 1)
     assert graph.num_parameters == sum(weight.numel() for weight in module.parameters())
+    # Texts of one length need no mask, as when it runs: attention is causal, and nothing is checked or copied for it.
+    assert {dict(node.options)["is_causal"] for node in graph.nodes() if "attention" in node.op} == {True}
+    assert not [node.op for node in graph.nodes() if node.op in ("aten.where", "aten.cumsum", "aten._assert_tensor_metadata")]
 
 
 def test_what_the_forward_pass_keeps_is_what_autograd_saves():
@@ -315,6 +365,40 @@ def test_adapters_are_all_that_is_added_up_and_tensor_parallel_sums_are_those_of
     assert (one.family, one.bytes, one.number) == ("all_reduce", 3 * 16 * 32 * 4, 6 * 2 + 5 * 2)
 
 
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu"])
+def test_adapters_of_gated_layers_are_reached_by_the_backward_pass(activation):
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(32, 64), nn.Linear(32, 64), nn.Linear(64, 32)
+            self.requires_grad_(False)
+            self.narrow, self.wide = nn.Linear(32, 2), nn.Linear(2, 32)
+
+        def forward(self, x):
+            return x + self.down(getattr(F, activation)(self.gate(x)) * self.up(x)) + self.wide(self.narrow(x))
+
+    graph = tilecast.trace(nn.Sequential(*(Gated() for _ in range(6))), (torch.zeros(4, 32),), mode="training")
+    # In the first layer gradients end at the adapter.
+    assert layers(graph).number == 6 and layers(graph).unreached <= 1
+
+
+def test_attention_that_pytorch_takes_apart_tells_how_far_gradients_go():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(32, 96)
+
+        def forward(self, x):
+            query, key, value = self.up(x).chunk(3, dim=-1)
+            return x + F.scaled_dot_product_attention(query, key, torch.cat([value, value], -1))[..., :32]  # no fused kernel for it
+
+    module = nn.Sequential(*(Wide() for _ in range(6)))
+    module[:2].requires_grad_(False)
+    graph = tilecast.trace(module, (torch.zeros(2, 4, 8, 32),), mode="training")
+    assert operators(graph)["aten._safe_softmax"] == 6
+    assert (layers(graph).number, layers(graph).unreached) == (6, 2)
+
+
 def test_layers_before_the_first_trained_one_are_not_run_again():
     module = Stacked(8).requires_grad_(False)
     for layer in module.layers[5:]:
@@ -355,6 +439,24 @@ def test_a_backward_pass_ends_at_the_first_trained_layer(trained, reached, weigh
     # The kernels are those of one GPU, whatever the layers are taken to be.
     spent = [sum(part.time.median for part in step.breakdown if part.phase == "backward") for step in (whole, shared)]
     assert spent[1] == pytest.approx(spent[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_module_that_checkpoints_itself_runs_its_layers_again(reentrant):
+    class Checkpointed(Stacked):
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=reentrant)
+            return x
+
+    x = torch.zeros(2, 6, 32)
+    graph, asked = tilecast.trace(Checkpointed(6), x, mode="training"), tilecast.trace(Stacked(6), x, mode="training", recompute=True)
+    assert graph.segments == asked.segments and graph.recompute
+    assert any("checkpoints its activations itself" in note for note in tilecast.step(graph, "l4").notes)
+    assert tilecast.trace(Checkpointed(6), x).notes == ()
+    short = tilecast.trace(Checkpointed(1), x, mode="training")
+    assert not short.recompute and any("left out" in note for note in short.notes)
+    assert operators(short, ("backward",))["aten._softmax_backward_data"] == 1
 
 
 def test_selective_recomputation_runs_attention_again_and_no_linear_layer():
@@ -434,6 +536,41 @@ def test_equal_layers_are_folded_and_nothing_is_lost():
     assert list(short.nodes()) == list(long.nodes())
     assert short == long
     assert max(segment.repeat for segment in short.segments) >= 6
+
+
+class Twice(Stacked):
+    """Two passes over the same layers, with something between them."""
+
+    def forward(self, x):
+        return super().forward(torch.relu(super().forward(x)))
+
+
+class Siamese(Stacked):
+    def forward(self, x):
+        left, right = (super(Siamese, self).forward(part).mean(1).tanh() for part in (x, x * 2))
+        return left @ right.transpose(0, 1)
+
+
+class Numbered(Stacked):
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            x = layer(x).tanh() if number % 4 == 0 else layer(x)
+        return x
+
+
+class Gathering(Stacked):
+    def forward(self, x):
+        return torch.stack([x := layer(x) for layer in self.layers]).mean(0)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize("kind", [Twice, Siamese, Numbered, Gathering])
+def test_equal_layers_that_act_otherwise_are_not_folded_away(kind, mode, monkeypatch):
+    graph = tilecast.trace(kind(8), torch.zeros(2, 6, 32), mode=mode)
+    monkeypatch.setattr(capture, "shortened", lambda model: (0, 0))
+    full = tilecast.trace(kind(8), torch.zeros(2, 6, 32), mode=mode)
+    assert list(graph.nodes()) == list(full.nodes())
+    assert graph.live_bytes() == full.live_bytes()
 
 
 def test_layers_that_differ_are_traced_one_by_one():

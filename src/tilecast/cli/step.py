@@ -63,6 +63,8 @@ def command(
     """
     given |= _shards(fsdp, given["dp"])
     if given.pop("recompute_attention"):
+        if given["recompute"]:
+            raise InvalidInput("--recompute and --recompute-attention exclude one another")
         given["recompute"] = "selective"
     if network is not None:
         given["network_bytes_per_s"] = units.parse("network_bytes_per_s", network)

@@ -235,7 +235,8 @@ def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: B
         before = more.get("wait", NO_TIME)
         more["wait"] = Pass(before.forward + per_layer, before.backward + per_layer)
     if layout.pp > 1:
-        sent = _ways(parts, layout.pp, work.trains) * layout.virtual_stages * (layout.pp - 1) / layout.pp * micro
+        # Interleaved, the last GPU hands a group's result to the first one's next group.
+        sent = _ways(parts, layout.pp, work.trains) * (layout.virtual_stages * layout.pp - 1) / layout.pp * micro
         more["send"] = tell("pp", "send_recv", _sent_bytes(divided.graph, parts), sent)
     return Talk(**more, taken_fraction=box.taken_fraction), said, total
 
@@ -412,10 +413,11 @@ MOST_SPANS = 20_000  # of a trace
 def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, ...]:
     """Spans of one GPU per stage: block by block without stages, else a span for every micro-batch in the order the schedule runs them.
 
-    Of a very long step the first micro-batches. Interleaved groups of layers are drawn as one stage.
+    Of a very long step the first micro-batches.
     """
     spans: list[Span] = []
-    shown = min(layout.micro_batches, max(1, MOST_SPANS // (4 * parts.number if layout.pp == 1 else 4 * layout.pp)))
+    chunks = layout.virtual_stages
+    shown = min(layout.micro_batches, max(1, MOST_SPANS // (4 * parts.number if layout.pp == 1 else 4 * layout.pp * chunks)))
     if layout.pp == 1:
         now = 0.0
         for micro in range(shown):
@@ -439,11 +441,13 @@ def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, 
         )
         for stage, (num_layers, reached) in enumerate(per_stage)
     ]
-    spans = [span for span in scheduled(times, shown, talk.send, layout.schedule) if span.end_s > span.start_s]
+    rounds = max(1, shown // layout.pp) * layout.pp
+    in_order = interleaved(times, rounds, talk.send, chunks) if chunks > 1 else scheduled(times, shown, talk.send, layout.schedule)
+    spans = [span for span in in_order if span.end_s > span.start_s]
     sent = [
         Span(span.stage, "collectives", f"send {span.name}", span.end_s, span.end_s + talk.send)
         for span in spans
-        if talk.send and _is_sent(span, per_stage)
+        if talk.send and _is_sent(span, per_stage, chunks)
     ]
     told: list[Span] = []
     for stage, (num_layers, reached) in enumerate(per_stage):
@@ -454,11 +458,13 @@ def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, 
     return (*spans, *sent, *told)
 
 
-def _is_sent(span: Span, per_stage: list[tuple[int, int]]) -> bool:
+def _is_sent(span: Span, per_stage: list[tuple[int, int]], chunks: int) -> bool:
     """Whether another stage waits for it: gradients go back only to stages that train."""
-    if span.name.endswith("forward"):
-        return span.stage + 1 < len(per_stage)
-    return span.stage > 0 and per_stage[span.stage - 1][1] > 0
+    if " forward" in span.name:
+        return span.stage + 1 < len(per_stage) or (chunks > 1 and not span.name.endswith(f"group {chunks - 1}"))
+    if span.stage == 0:
+        return chunks > 1 and not span.name.endswith("group 0") and per_stage[-1][1] > 0
+    return per_stage[span.stage - 1][1] > 0
 
 
 def scheduled(times: list[tuple[float, float]], micro: int, send: float, schedule: str) -> tuple[Span, ...]:
@@ -498,6 +504,45 @@ def scheduled(times: list[tuple[float, float]], micro: int, send: float, schedul
                 at[stage] += 1
                 moved = True
         assert moved, "a schedule that waits for itself"
+    return tuple(spans)
+
+
+def interleaved(times: list[tuple[float, float]], micro: int, send: float, chunks: int) -> tuple[Span, ...]:
+    """Megatron's interleaved 1F1B: every stage holds `chunks` groups of its layers and takes rounds of as many micro-batches as there are
+    stages, whose multiple `micro` is, through one group after the other. A group is an equal part of its stage's time."""
+    stages, number = len(times), micro * chunks
+    turns = [(chunk, first + each) for first in range(0, micro, stages) for chunk in range(chunks) for each in range(stages)]
+    orders = []
+    for stage in range(stages):
+        warm = number if micro == stages else min(number, 2 * (stages - stage - 1) + (chunks - 1) * stages)
+        forward = [("forward", *turn) for turn in turns]
+        backward = [("backward", chunks - 1 - chunk, each) for chunk, each in turns]
+        order = forward[:warm]
+        for place, item in enumerate(backward):
+            order += [*forward[warm + place : warm + place + 1], item]
+        orders.append(order)
+    ends: dict[tuple[str, int, int], float] = {}  # kind, group of the whole model, micro-batch
+    free, at, spans = [0.0] * stages, [0] * stages, list[Span]()
+    while any(place < number * 2 for place in at):
+        before = sum(at)
+        for stage in range(stages):
+            while at[stage] < number * 2:
+                kind, chunk, each = orders[stage][at[stage]]
+                group = chunk * stages + stage
+                if kind == "backward" and group == chunks * stages - 1:
+                    arrives = ends.get(("forward", group, each))
+                elif kind == "forward" and group == 0:
+                    arrives = 0.0
+                else:
+                    given = ends.get((kind, group - 1 if kind == "forward" else group + 1, each))
+                    arrives = None if given is None else given + send
+                if arrives is None:
+                    break
+                begun = max(free[stage], arrives)
+                free[stage] = ends[kind, group, each] = begun + times[stage][kind == "backward"] / chunks
+                spans.append(Span(stage, "stream", f"micro-batch {each} {kind}, group {chunk}", begun, free[stage]))
+                at[stage] += 1
+        assert sum(at) > before, "a schedule that waits for itself"
     return tuple(spans)
 
 

@@ -46,8 +46,8 @@ POINTWISE: dict[str, tuple[float, float]] = {
     "sin": (8.0, 1.0), "cos": (8.0, 1.0), "tanh": (12.0, 2.0), "tanh_backward": (3.0, 0.0), "sigmoid": (4.0, 2.0),
     "sigmoid_backward": (3.0, 0.0), "silu": (4.0, 2.0), "silu_backward": (8.0, 2.0), "gelu": (30.0, 1.0), "gelu_backward": (40.0, 2.0),
     "softplus": (6.0, 2.0), "softplus_backward": (6.0, 2.0), "log_sigmoid_forward": (6.0, 2.0), "elu": (4.0, 1.0), "log1p": (4.0, 1.0),
-    "expm1": (4.0, 1.0), "mish": (12.0, 3.0), "upsample_bilinear2d": (8.0, 0.0), "avg_pool2d_backward": (1.0, 0.0),
-    "_adaptive_avg_pool2d_backward": (1.0, 0.0), "max_pool2d_with_indices_backward": (1.0, 0.0),
+    "expm1": (4.0, 1.0), "mish": (12.0, 3.0), "upsample_bilinear2d": (8.0, 0.0), "upsample_bilinear2d_backward": (8.0, 0.0),
+    "avg_pool2d_backward": (1.0, 0.0), "_adaptive_avg_pool2d_backward": (1.0, 0.0), "max_pool2d_with_indices_backward": (1.0, 0.0),
     "erf": (25.0, 1.0), "native_dropout": (12.0, 0.0), "addcdiv": (10.0, 1.0),
 }  # fmt: skip
 REDUCTIONS = (

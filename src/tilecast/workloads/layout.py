@@ -407,6 +407,7 @@ class Layers:
 
 
 OWN_GRADIENT = ("aten._softmax", "aten._safe_softmax", "aten.gelu", "aten.silu", "aten.native_layer_norm")  # NAME_backward is one operator
+SHARED_GRADIENT = {"aten._safe_softmax": "aten._softmax_backward"}
 LEAST_SHARE = 0.2  # of the operators of a pass: a shorter repetition is no layer
 
 
@@ -443,7 +444,7 @@ def _reached(graph: OpGraph, runs: Mapping[str, list[int]], number: int) -> int:
     every = _operators(graph, "backward", range(len(graph.segments)))
     in_layers, repeats = _operators(graph, "forward", runs["forward"]), _repeats(graph, frozenset(runs["forward"]))
     told = [
-        math.ceil(sum(number for name, number in every.items() if name.startswith(f"{op}_backward")) * repeats / times)
+        math.ceil(sum(number for name, number in every.items() if name.startswith(_gradient(op))) * repeats / times)
         for op, times in in_layers.items()
         if op in OWN_GRADIENT or "scaled_dot_product" in op
     ]
@@ -453,6 +454,10 @@ def _reached(graph: OpGraph, runs: Mapping[str, list[int]], number: int) -> int:
         return 0
     inside, repeats = _operators(graph, "backward", runs["backward"]), _repeats(graph, frozenset(runs["backward"]))
     return min(number, round(statistics.median(every[op] * repeats / times for op, times in inside.items())))
+
+
+def _gradient(op: str) -> str:
+    return SHARED_GRADIENT.get(op, f"{op}_backward")
 
 
 def _operators(graph: OpGraph, phase: str, places: Iterable[int]) -> dict[str, int]:

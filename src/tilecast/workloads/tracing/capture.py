@@ -9,6 +9,7 @@ import copy
 import io
 import logging
 import re
+import sys
 import sysconfig
 import traceback
 import warnings
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Node as FxNode
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilecast.errors import InvalidInput, TilecastError
 from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph, Segment, TensorShape, folded
@@ -36,6 +39,8 @@ DTYPES = {
 FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Views by another name: the schema promises no alias, but no kernel runs.
 UNDECLARED_VIEWS = ("aten._unsafe_view", "aten._reshape_alias", "aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
+# Operators that run as one kernel each way, which the tracer would take apart: PyTorch has their parts for machines without the kernel.
+WHOLE = ("silu_backward", "upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d")
 # What a time depends on besides shapes -> the arguments' names in the schema.
 OPTIONS = {
     "aten.convolution": ("stride", "padding", "dilation", "transposed", "groups"),
@@ -47,6 +52,8 @@ OPTIONS = {
     "aten._scaled_dot_product_flash_attention": ("is_causal",), "aten._scaled_dot_product_flash_attention_backward": ("is_causal",),
     "aten._scaled_dot_product_efficient_attention": ("is_causal",),
 }  # fmt: skip
+CHECKPOINTED = "the module checkpoints its activations itself: each of its equal layers is taken to run forward again"
+UNCHECKPOINTED = "the module checkpoints its activations itself, but has no equal layers: what runs forward again is left out"
 HINTS = {
     "data-dependent": "a branch or size depends on a tensor's values: use torch.cond or torch.where, or move .item() out of forward",
     "mutat": "write to a copy instead of an input",
@@ -103,7 +110,7 @@ def captured(
     fakes = FakeTensorMode(allow_non_fake_inputs=True)
     known = next((tensor.fake_mode for tensor in (*module.parameters(), *module.buffers()) if isinstance(tensor, FakeTensor)), None)
     fakes = known or fakes
-    with warnings.catch_warnings(), _quiet(), _without_mkldnn(), fakes:
+    with warnings.catch_warnings(), _quiet(), _without_mkldnn(), _whole_operators(), _unpadded(), fakes:
         warnings.simplefilter("ignore")
         model = _weightless(module)
         model.train(training)
@@ -112,27 +119,40 @@ def captured(
         layers, num_lists = shortened(model) if fold else (0, 0)
         asked = tuple(_fake(value) for value in inputs)
         whole = Step(model, names, loss) if training else Pass(model, names)
+        checkpoints: list[str] = []
         try:
             with torch.autocast("cpu", dtype=FORMATS.get(autocast or ""), enabled=autocast is not None), torch.set_grad_enabled(training):
-                with contextlib.redirect_stderr(io.StringIO()):  # where export prints the graph it got to when it fails
+                # Where export prints the graph it got to when it fails.
+                with contextlib.redirect_stderr(io.StringIO()), _counted_checkpoints(checkpoints):
                     program = torch.export.export(whole, asked, strict=False)
                 _refuse_unknown_sizes(program.graph, name)
                 exported = program.module(check_guards=False)
-                _without_idle_dropout(exported)
+                _without_cpu_dropout(exported)
                 graph, copied = _joint(exported, asked, training)
         except TilecastError:
             raise
         except Exception as problem:
             raise _explained(problem, name) from None
-    segments: tuple[Segment, ...] | None = folded(_nodes(graph, training, copied))
+    short: tuple[Segment, ...] = folded(_nodes(graph, training, copied))
+    segments: tuple[Segment, ...] | None = short
     if layers:
-        segments = lengthened(segments or (), layers, num_lists)
+        segments = lengthened(short, layers, num_lists)
+        if segments is not None:
+            with warnings.catch_warnings(), _quiet(), _without_mkldnn(), _whole_operators(), _unpadded(), fakes:
+                warnings.simplefilter("ignore")
+                runs = [_run(_weightless(module), asked, names, training, loss, autocast, cut=cut) for cut in (True, False)]
+            segments = segments if _acts_alike(runs[0], runs[1], _counts(short), _counts(segments)) else None
         if segments is None:  # the layers look alike, but do not act alike
             return captured(
                 module, inputs, names=names, mode=mode, loss=loss, recompute=recompute, autocast=autocast, name=name, fold=False
             )
     assert segments is not None
-    if recompute:
+    notes: tuple[str, ...] = ()
+    if checkpoints and training and not recompute:
+        with contextlib.suppress(InvalidInput):
+            segments, recompute = recomputed(segments), "full"
+        notes = (CHECKPOINTED if recompute else UNCHECKPOINTED,)
+    elif recompute:
         segments = recomputed(segments, str(recompute))
     counted = [Counter(shape for shape, is_trained in weights.values() if is_trained == asked_for) for asked_for in (True, False)]
     return OpGraph(
@@ -144,6 +164,7 @@ def captured(
         buffers_bytes=buffers_bytes,
         inputs_bytes=sum(_shape(tensor).nbytes for tensor in _tensors(asked)),
         recompute=bool(recompute),
+        notes=notes,
         torch_version=torch.__version__.partition("+")[0],
     )
 
@@ -167,13 +188,16 @@ def _fake(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
 
 
-def _without_idle_dropout(exported: nn.Module) -> None:
-    """In inference eager dropout hands its input on; the exported operator would copy it."""
+def _without_cpu_dropout(exported: nn.Module) -> None:
+    """In inference eager dropout hands its input on; the exported operator would copy it. A GPU's fused attention drops out itself; the
+    CPU's cannot, and would be taken apart."""
     graph = exported.graph
     for node in list(graph.nodes):  # type: ignore[union-attr]
         if node.op == "call_function" and str(node.target) in ("aten.dropout.default", "aten.feature_dropout.default") and not node.args[2]:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)  # type: ignore[operator]
+        elif node.op == "call_function" and str(node.target) == "aten.scaled_dot_product_attention.default" and len(node.args) > 4:
+            node.args = (*node.args[:4], 0.0, *node.args[5:])
     exported.recompile()  # type: ignore[operator]
 
 
@@ -198,6 +222,65 @@ def _joint(exported: nn.Module, inputs: tuple[Any, ...], training: bool) -> tupl
     return graph, len(buffers) + len(tensors)
 
 
+# ---- whether layers act alike -------------------------------------------------------------------------------------
+
+Ran = Counter[tuple[str, tuple[tuple[int, ...], ...]]]  # operators, by name and the shapes of their results
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: Ran = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        made = tuple(tuple(each.shape) for each in _tensors(result))
+        if made and not _gives_views(function):
+            self.ran[str(function.overloadpacket).rstrip("_"), made] += 1
+        return result
+
+
+def _run(
+    model: nn.Module, inputs: tuple[Any, ...], names: tuple[str, ...], training: bool, loss: Any, autocast: str | None, *, cut: bool
+) -> Ran | None:
+    """What a forward pass runs, its layers `cut` or all of them; None where it does not run with tensors that hold nothing."""
+    model.train(training)
+    if cut:
+        shortened(model)
+    whole = Step(model, names, loss) if training else Pass(model, names)
+    recorder = _Recorder()
+    try:
+        with (
+            torch.autocast("cpu", dtype=FORMATS.get(autocast or ""), enabled=autocast is not None),
+            torch.set_grad_enabled(training),
+            recorder,
+        ):
+            whole(*(_fake(each) for each in inputs))
+    except Exception:
+        return None
+    return recorder.ran
+
+
+def _counts(segments: tuple[Segment, ...]) -> Ran:
+    made: Ran = Counter()
+    for segment in segments:
+        for node in segment.nodes:
+            if node.phase != "backward" and not node.is_view:
+                made[node.op, tuple(tensor.shape for tensor in node.outputs)] += segment.repeat
+    return made
+
+
+def _acts_alike(cut: Ran | None, whole: Ran | None, short: Ran, long: Ran) -> bool:
+    """Whether the lengthened graph has what all layers run: they may be used twice, or be told apart by their number.
+
+    Operators are compared that a trace and a run of the shortened model have equally many of, which must be most.
+    """
+    if cut is None or whole is None:
+        return False
+    known = [key for key, number in cut.items() if short[key] == number]
+    return 2 * sum(cut[key] for key in known) >= cut.total() and set(whole) <= set(cut) and all(whole[key] == long[key] for key in known)
+
+
 # ---- after the trace ---------------------------------------------------------------------------------------------
 
 
@@ -214,9 +297,10 @@ def _nodes(graph: torch.fx.GraphModule, training: bool, num_copied: int) -> list
     for node in every:
         if node.op != "call_function":
             continue
-        is_part = node.target.__name__ == "getitem" if callable(node.target) and hasattr(node.target, "__name__") else False
-        if is_part and isinstance(node.args[0], FxNode):
+        if _is_part(node) and isinstance(node.args[0], FxNode):
             roots[node, 0] = roots.get((node.args[0], int(node.args[1])), (node.args[0], int(node.args[1])))  # type: ignore[arg-type]
+            continue
+        if _name(node).startswith("aten._assert"):  # what a trace checks, and a run does not
             continue
         used = [roots.get((each, 0), (each, 0)) for each in node.all_input_nodes]
         kept.append(node)
@@ -272,7 +356,7 @@ def _loss_starts(kept: list[FxNode], results: list[FxNode]) -> int:
     places = {node: index for index, node in enumerate(kept)}
     made = [len(kept)] if len(results) < 2 else []
     for node in results[1:]:
-        while node.op == "call_function" and _is_view(node) and node.all_input_nodes:
+        while node.op == "call_function" and (_is_view(node) or _is_part(node)) and node.all_input_nodes:
             node = node.all_input_nodes[0]
         made.append(places.get(node, -1) + 1)
     return max(made)
@@ -285,10 +369,19 @@ def _name(node: FxNode) -> str:
     return str(packet) if packet is not None else str(getattr(node.target, "__name__", node.target))
 
 
+def _is_part(node: FxNode) -> bool:
+    """One of several results of an operator."""
+    return getattr(node.target, "__name__", "") == "getitem"
+
+
 def _is_view(node: FxNode) -> bool:
-    if _name(node) in UNDECLARED_VIEWS:
+    return _gives_views(node.target)
+
+
+def _gives_views(operator: Any) -> bool:
+    if str(getattr(operator, "overloadpacket", "")) in UNDECLARED_VIEWS:
         return True
-    schema = getattr(node.target, "_schema", None)
+    schema = getattr(operator, "_schema", None)
     returns = schema.returns if schema is not None else ()
     return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
@@ -385,6 +478,66 @@ def _without_mkldnn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
+def _whole_operators() -> Iterator[None]:
+    """Without the rules, in Python or as a composite, by which the tracer takes the operators of WHOLE apart."""
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    overloads = [getattr(packet, name) for packet in (getattr(torch.ops.aten, op) for op in WHOLE) for name in packet.overloads()]
+    before = [dict(overload.py_kernels) for overload in overloads]
+    for overload in overloads:
+        for key in (composite, torch._C.DispatchKey.Autograd):
+            overload.py_kernels.pop(key, None)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CPU"):
+            overload.py_kernels[composite] = lambda *_, **__: NotImplemented
+        overload._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for overload, kernels in zip(overloads, before, strict=True):
+            overload.py_kernels.clear()
+            overload.py_kernels.update(kernels)
+            overload._dispatch_cache.clear()
+
+
+@contextlib.contextmanager
+def _counted_checkpoints(seen: list[str]) -> Iterator[None]:
+    """What a module checkpoints itself runs once, and is noted: a trace does not see the second run, and of the reentrant kind no
+    gradient."""
+    function, generator = checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator
+
+    class Once:
+        @staticmethod
+        def apply(run: Any, preserve: bool, *given: Any) -> Any:
+            seen.append("reentrant")
+            return run(*given)
+
+    def noted(*given: Any, **named: Any) -> Any:
+        seen.append("hooks")
+        return generator(*given, **named)
+
+    checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator = Once, noted
+    try:
+        yield
+    finally:
+        checkpoint.CheckpointFunction, checkpoint._checkpoint_without_reentrant_generator = function, generator
+
+
+@contextlib.contextmanager
+def _unpadded() -> Iterator[None]:
+    """Causal masks of Hugging Face as it runs texts of one length: attention is told to be causal. Where it is exported it writes the mask
+    out, as it cannot look whether a text is padded or several share a row."""
+    masks = sys.modules.get("transformers.masking_utils")
+    running = {"is_torchdynamo_exporting": lambda: False, "find_packed_sequence_indices": lambda position_ids: None}
+    before = {name: getattr(masks, name) for name in running if hasattr(masks, name)}
+    for name in before:
+        setattr(masks, name, running[name])
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(masks, name, value)
 
 
 @contextlib.contextmanager
