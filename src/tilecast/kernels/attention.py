@@ -132,7 +132,7 @@ def visited_tiles(shape: Shape, loop: Loop, pack: Floats) -> tuple[Floats, Float
     most = np.minimum(all_keys, np.floor((window + queries_of_tile - 2) / tile_kv) + 2)  # a window that starts inside a tile
     causal = np.maximum(ends - starts, num_tiles)
     visits = np.where(shape.causal > 0, causal, num_tiles * np.minimum(all_keys, ceil_div(window + queries_of_tile - 1, tile_kv)))
-    longest = np.minimum(np.maximum(most, visits / num_tiles), all_keys)
+    longest = np.where(num_tiles > 1, np.minimum(np.maximum(most, visits / num_tiles), all_keys), visits)
     return num_tiles, visits, longest, np.minimum(shortest, np.maximum(1.0, np.floor(visits / num_tiles)))
 
 
@@ -148,8 +148,10 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     tasks_unsplit = requests.count * num_tiles * num_units
 
     if split is None:
-        chunk = chunk_that_fits(tasks_unsplit, longest, np.asarray(gpu.num_sms * loop.resident), ceil_div(loop.least_chunk, loop.tile_kv))
-        parts = np.minimum(ceil_div(longest, chunk), loop.most_splits)
+        least = ceil_div(loop.least_chunk, loop.tile_kv)
+        chunk = chunk_that_fits(tasks_unsplit, longest, np.asarray(gpu.num_sms * loop.resident), least)
+        in_sight = ceil_div(np.minimum(requests.kv, shape.window + requests.q - 1), least * loop.tile_kv)  # a window's edge is no part
+        parts = np.minimum(np.minimum(ceil_div(longest, chunk), in_sight), loop.most_splits)
     else:
         parts = np.minimum(longest, float(split))
     num_tasks = over_requests(tasks_unsplit * parts)
@@ -192,7 +194,10 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     queries, results = q_all * shape.qk_dim * shape.q_bytes, q_all * shape.v_dim * shape.out_bytes
     cached = kv_all * shape.kv_width * shape.kv_bytes
     total_bytes = queries + cached + results
-    touched = total_bytes + kv_all * shape.kv_width * loop.widening_bytes
+    first_key = np.floor(np.maximum(requests.kv - kv_read, 0.0) / loop.tile_kv) * loop.tile_kv  # a window's first tile is loaded whole
+    a_head = requests.total(requests.kv - first_key) * shape.kv_width * shape.kv_bytes  # one KV head of all requests
+    again = np.where(loop.rereads, (shape.num_heads - shape.num_kv_heads) * a_head * (1.0 - hit_fraction(a_head, gpu)), 0.0)
+    touched = queries + shape.num_kv_heads * a_head + again + results + kv_all * shape.kv_width * loop.widening_bytes
     dram = touched if protocol.cache == "cold" else touched * (1.0 - hit_fraction(touched, gpu))
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
 
@@ -250,12 +255,12 @@ def _helper_bytes(shape: Shape, loop: Loop) -> Floats:
     new = shape.requests.total(shape.requests.q)
     cache_write = new * shape.new_width * (2.0 + shape.kv_bytes) * loop.writes_cache
     rewritten = new * shape.rewritten_width * NARROWING_BYTES
-    return np.asarray(cache_write + rewritten + np.where(loop.copies_queries, new * shape.num_heads * shape.qk_dim * 4.0, 0.0))
+    return np.asarray(cache_write + rewritten + loop.copied_queries * new * shape.num_heads * shape.qk_dim * 4.0)
 
 
 def _helper_rows(shape: Shape, loop: Loop) -> Floats:
     """Head vectors that the operator's small kernels handle one by one: new keys with their values, and the queries it rewrites."""
-    heads = shape.new_width / shape.kv_width * loop.writes_cache * loop.written_rows + np.where(loop.copies_queries, shape.num_heads, 0.0)
+    heads = shape.new_width / shape.kv_width * loop.writes_cache * loop.written_rows + loop.copied_queries * shape.num_heads
     return np.asarray(shape.requests.total(shape.requests.q) * heads)
 
 
@@ -311,6 +316,8 @@ def attention_loop(
         group=group,
         mean_packed=np.floor(requests.total(requests.q * group) / requests.total(np.ones(1))),
         one_query=decode | (np.max(requests.q, axis=-1, keepdims=True) == 1),
+        longest_kv=np.max(np.where(requests.count > 0, requests.kv, 0.0), axis=-1, keepdims=True),
+        is_lone=(shape.num_kv_heads == 1) | (requests.total(np.ones(1)) == 1),
         has_cache=np.where(shape.causal > 0, 1.0, 0.0),
         is_narrow=is_narrow,
         is_quantised=is_narrow & (shape.q_bytes >= 2.0),

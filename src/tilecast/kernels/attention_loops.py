@@ -20,6 +20,7 @@ POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)  # Triton's blocks
 FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)  # head dimensions that FlashAttention is built for
 FMHA_DIMS = (16.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 256.0)  # ... and TensorRT-LLM's kernels before Hopper; on it, powers of two
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
+MOST_FLASH_SPLITS = 128.0  # parts that FlashAttention's heuristics ever take
 ROWS_OF_WARPS = 64.0  # four warps of 16 rows, what mma.sync and wgmma take: Triton's warps repeat each other's work below
 THREADS_PER_SM = {"sm_75": 1024, "sm_86": 1536, "sm_89": 1536, "sm_120": 1536, "sm_121": 1536}  # 2048 elsewhere
 VECTOR_ELEMENTS = 8.0  # 16-bit ones of a thread's widest copy; Triton copies them singly where a stride is no multiple of 16
@@ -58,6 +59,7 @@ class Loop:
     masks_skipped: bool = False  # finds out that a tile lies before the window by masking its scores
     resident: Floats | int = 1  # tasks an SM holds
     starts: Floats | float = 1.0  # start and end of a task over those of a common one
+    rereads: Any = False  # heads of a group come one after the other, each over all requests: keys that L2 has lost are read again
     least_chunk: float = 128.0  # keys of a part; no library splits finer
     in_order: bool = False  # tasks start as they are numbered, short ones of a request first, and not the longest first
     most_splits: Floats | float = np.inf
@@ -70,7 +72,7 @@ class Loop:
     mostly_reads: bool = True  # a long cache against few queries: DRAM does not turn around between reads and writes
     writes_cache: Floats | float = 1.0  # 0 for encoders: new keys and values are attended to where they are
     written_rows: Floats | float = 1.0  # head vectors that a token's key and value are, to the kernel that writes them
-    copies_queries: Any = False  # the operator rewrites the queries before it attends
+    copied_queries: Any = 0.0  # times that the operator rewrites what is as large as the queries
 
 
 def threads_per_sm(gpu: GpuSpec) -> int:
@@ -119,6 +121,8 @@ class Setting:
     group: Floats  # query heads of a KV head
     mean_packed: Floats  # rows of a request when its group is packed, on average
     one_query: Any  # per request: libraries send such a prefill to their decode kernel
+    longest_kv: Floats
+    is_lone: Any  # one request, or one KV head: heads of a group become rows, and back, without a copy
     has_cache: Floats  # 0 for encoders, which attend without one
     is_narrow: Any  # a cache of less than 16 bits
     is_quantised: Any  # ... and 16-bit queries: a kernel of its own narrows what is new
@@ -186,19 +190,21 @@ def _fa2(of: Setting) -> Loop:
     """Paged caches always go to its split kernel (64 queries per tile), even where it does not split; encoders to the plain one."""
     is_paged = of.has_cache > 0
     has_small_shared = (of.gpu.shared_bytes_per_sm or 0) < 150_000
-    swaps = of.one_query & ~of.has_window & (of.group > 1)  # heads of a group become rows: copies before and after
+    swaps = of.one_query & ~of.has_window & (of.group > 1)  # heads of a group become rows; only then keys may be split
     plain_q = by_dim(of.dim, (192, 128), otherwise=64)
     plain_kv = by_dim(of.dim, (64, 128), (128, 32 if has_small_shared else 64), otherwise=64)
     return Loop(
         tile_q=np.where(is_paged, 64.0, plain_q),
         tile_kv=np.where(is_paged, by_dim(of.dim, (64, 256), (128, 128), otherwise=64), plain_kv),
         packs=swaps,
+        rereads=of.decode & ~swaps,
         built_dims=FLASH_DIMS,
         in_order=True,
         resident=np.where(is_paged & has_small_shared, 1.0, 2.0),
-        most_splits=np.where(of.one_query, np.inf, 1.0),
+        most_splits=np.where(swaps, MOST_FLASH_SPLITS, 1.0),
         matrix_factor=of.legacy,
-        num_helpers=of.has_cache * np.where(swaps, 3.0, 1.0),
+        num_helpers=of.has_cache * np.where(swaps & ~of.is_lone, 3.0, 1.0),
+        copied_queries=np.where(swaps & ~of.is_lone, 2.0, 0.0),
         **of.by_warps,
     )
 
@@ -218,7 +224,7 @@ def _fa3(of: Setting) -> Loop:
         + np.where(of.is_quantised & (of.engine != "vllm"), 1.0, 0.0) * of.has_cache
         + of.padded_values,
         starts=2.0 if of.decode else 1.0,  # how keys are split and where their pages lie comes first
-        copies_queries=of.is_quantised,
+        copied_queries=np.where(of.is_quantised, 1.0, 0.0),
         **{**loads, "exposed": np.where(few, 1.0, loads["exposed"])},
     )
 
@@ -260,7 +266,7 @@ def _trtllm_prefill(of: Setting) -> Loop:
         built_dims=FMHA_DIMS if is_old else POWERS,
         matrix_factor=of.using.plain_loop * np.where(lacks_fp8, of.narrow_gain, 1.0) if is_old else 1.0,
         num_helpers=_trtllm_helpers(of) + of.narrows_queries,
-        copies_queries=(of.engine == "trtllm") & (of.has_cache > 0),
+        copied_queries=of.has_cache * (of.engine == "trtllm"),
         **of.native,
     )
 
@@ -278,7 +284,7 @@ def _trtllm_generated(of: Setting) -> Loop:
         is_simt=few.is_simt & of.one_query,
         most_splits=np.where(of.one_query, np.inf, 1.0),
         num_helpers=_trtllm_helpers(of),
-        copies_queries=((of.engine == "trtllm") | of.is_narrow & (of.engine == "sglang")) & (of.has_cache > 0),
+        copied_queries=of.has_cache * ((of.engine == "trtllm") | of.is_narrow & (of.engine == "sglang")),
     )
 
 
@@ -304,7 +310,7 @@ def _trtllm_decode(of: Setting) -> Loop:
         least_chunk=128.0 if is_new else 256.0,
         is_simt=is_alone,
         num_helpers=helpers.get(of.engine, np.where(of.is_narrow, 4.0, 1.0)),
-        copies_queries=of.engine == "trtllm",
+        copied_queries=float(of.engine == "trtllm"),
         **loads,
     )
 

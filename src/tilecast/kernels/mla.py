@@ -73,7 +73,7 @@ class MlaPrefill(_Mla):
             return _absorbed(self, identity, gpu, protocol, using)
         shape = _shape(self, gpu, absorbed=False, runs_fp8=identity == "trtllm" and mma_style(gpu) != "wgmma" and gpu_has_fp8(gpu))
         loop = attention_loop(PREFILL_LOOPS[identity], shape, gpu, using, decode=False, engine="trtllm" if identity == "trtllm" else None)
-        loop = replace(loop, copies_queries=False, built_dims=FLASH_DIMS)  # every library built these kernels for just its heads
+        loop = replace(loop, copied_queries=0.0, built_dims=FLASH_DIMS)  # every library built these kernels for just its heads
         return fused_tasks(shape, loop, gpu, protocol, using, count(self.split, "split"))
 
 
@@ -162,7 +162,7 @@ def _absorbed_loop(identity: str, shape: Shape, gpu: GpuSpec, using: AttentionCo
         matrix_factor=using.plain_loop * ROWS_OF_WARPS / 32.0 if identity == "triton" else 1.0,  # blocks of 32 rows for heads this wide
         num_helpers=np.where(is_widened, 4.0, 2.0),
         widening_bytes=np.where(is_widened, CAST_BYTES, 0.0),
-        copies_queries=True,
+        copied_queries=1.0,
         **loads,
     )
 
