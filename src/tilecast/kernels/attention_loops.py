@@ -210,14 +210,12 @@ def _fa2(of: Setting) -> Loop:
 
 
 def _fa3(of: Setting) -> Loop:
-    """Before Hopper it is built on warps' own instructions, with shorter key tiles."""
-    is_old = of.style == "sync"
     hopper_kv = by_dim(of.dim, (128, 128), (192, 112), (256, 80), otherwise=64)
     loads = of.native
     few = of.decode & (of.mean_packed <= ROWS_OF_WARPS) & (of.style != "tcgen05")  # for one warp group: no other hides its softmax
-    return Loop(
-        tile_q=np.where(few, ROWS_OF_WARPS, by_dim(of.dim, (64, 128 if is_old else 192), otherwise=128)),
-        tile_kv=by_dim(of.dim, (64, 112), otherwise=64) if is_old else hopper_kv,
+    loop = Loop(
+        tile_q=np.where(few, ROWS_OF_WARPS, by_dim(of.dim, (64, 192), otherwise=128)),
+        tile_kv=hopper_kv,
         packs=True,
         built_dims=FLASH_DIMS,
         num_helpers=(1.0 + (of.engine == "vllm") if of.decode else 1.0 + of.has_cache)
@@ -226,6 +224,23 @@ def _fa3(of: Setting) -> Loop:
         starts=2.0 if of.decode else 1.0,  # how keys are split and where their pages lie comes first
         copied_queries=np.where(of.is_quantised, 1.0, 0.0),
         **{**loads, "exposed": np.where(few, 1.0, loads["exposed"])},
+    )
+    return _fa3_by_warps(of, loop) if of.style == "sync" else loop
+
+
+def _fa3_by_warps(of: Setting, hopper: Loop) -> Loop:
+    """Before Hopper: 128 rows, however few are queries. Beyond four key tiles a decode always takes the variant that can split, whose
+    eight warps leave an SM no room for a second task, with one stage: nothing hides its softmax."""
+    split_kv = by_dim(of.dim, (64, 80), (96, 48), (128, 112), otherwise=64)
+    can_split = of.decode & (of.longest_kv > 4.0 * split_kv)
+    is_alone = of.decode & (can_split & (of.dim > 96) | (of.dim > 128))
+    return replace(
+        hopper,
+        tile_q=np.full_like(of.dim, 128.0),
+        tile_kv=np.where(can_split, split_kv, by_dim(of.dim, (64, 112), otherwise=64)),
+        resident=np.where(of.decode & ~is_alone, 2.0, 1.0),
+        most_splits=np.where(can_split, MOST_FLASH_SPLITS, 1.0) if of.decode else np.inf,
+        exposed=np.where(is_alone, 1.0, of.using.exposed),
     )
 
 
