@@ -187,7 +187,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
 
     rows = requests.total(requests.q) * shape.num_heads / over_requests(tasks_unsplit)  # of a tile, that are queries
     per_start = ceil_div(num_tasks, gpu.num_sms) / (busiest / mean_visits)  # whole tasks of the busiest SM, for what each does once
-    edge_clocks = per_start * rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / using.edge_bytes_per_clock
+    edge_clocks = loop.edges * per_start * rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / using.edge_bytes_per_clock
 
     kv_read = np.minimum(requests.kv, shape.window + requests.q - 1)
     q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(kv_read) * shape.num_kv_heads
@@ -215,7 +215,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     merged_rows = over_requests(np.where(parts > 1, requests.count * requests.q, 0.0)) * shape.num_heads
     at_once = gpu.num_sms * threads_per_sm(gpu) / loop.merging_threads if loop.merging_threads else np.inf
     combine = np.where(is_split, helper_s * np.maximum(merged_rows / at_once, 1.0) + parts_bytes / l2_per_s, 0.0)
-    fixed = task_s * loop.starts * ceil_div(num_tasks, gpu.num_sms * loop.resident) + combine
+    later_rounds = ceil_div(num_tasks, gpu.num_sms * loop.resident) - 1.0
+    fixed = task_s * ((loop.starts if loop.first_start is None else loop.first_start) + loop.starts * later_rounds) + combine
     if protocol.timer == "graph":
         moved = _helper_bytes(shape, loop)
         missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(total_bytes + moved, gpu))

@@ -20,6 +20,7 @@ POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)  # Triton's blocks
 FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)  # head dimensions that FlashAttention is built for
 FMHA_DIMS = (16.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 256.0)  # ... and TensorRT-LLM's kernels before Hopper; on it, powers of two
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
+FEWEST_TENSOR_HEADS = 4.0  # query heads of a KV head from which FlashInfer decodes with its prefill kernel, on tensor cores
 MOST_FLASH_SPLITS = 128.0  # parts that FlashAttention's heuristics ever take
 ROWS_OF_WARPS = 64.0  # four warps of 16 rows, what mma.sync and wgmma take: Triton's warps repeat each other's work below
 THREADS_PER_SM = {"sm_75": 1024, "sm_86": 1536, "sm_89": 1536, "sm_120": 1536, "sm_121": 1536}  # 2048 elsewhere
@@ -59,7 +60,9 @@ class Loop:
     masks_skipped: bool = False  # finds out that a tile lies before the window by masking its scores
     resident: Floats | int = 1  # tasks an SM holds
     starts: Floats | float = 1.0  # start and end of a task over those of a common one
+    first_start: Floats | float | None = None  # the same for the first task of an SM, where what it waits for came with the launch
     rereads: Any = False  # heads of a group come one after the other, each over all requests: keys that L2 has lost are read again
+    edges: Floats | float = 1.0  # share of what queries and results cost on their way in and out
     least_chunk: float = 128.0  # keys of a part; no library splits finer
     in_order: bool = False  # tasks start as they are numbered, short ones of a request first, and not the longest first
     most_splits: Floats | float = np.inf
@@ -172,16 +175,19 @@ class Setting:
 
 def _flashinfer_fa2(of: Setting) -> Loop:
     large = np.where(of.dim < 256, 128.0, 64.0)
+    on_tensor_cores = of.decode & (of.is_narrow | (of.group >= FEWEST_TENSOR_HEADS))
     return Loop(
         tile_q=np.where(of.mean_packed > 64, large, np.where(of.mean_packed > 16, 64.0, 16.0)),
         tile_kv=by_dim(of.dim, (128, 64), otherwise=32) * np.where(of.is_quantised, 2.0, 1.0),
         packs=True,
         in_order=True,
-        resident=2,
-        starts=np.where(of.decode & of.is_narrow, of.using.slow_start, 1.0),
+        resident=np.where(of.decode & ~on_tensor_cores & (of.group > 1), 6.0, 2.0),
+        starts=np.where(on_tensor_cores, of.using.slow_start, 1.0),
+        first_start=np.where(of.decode & ~on_tensor_cores, 0.0, 1.0),
         merging_threads=128,
+        edges=np.where(of.decode & of.is_narrow, 1.0, 0.0),
         matrix_factor=of.legacy,
-        num_helpers=of.has_cache * (1.0 if of.decode else 0.0) + np.where(of.is_quantised, 2.0 if of.engine == "vllm" else 1.0, 0.0),
+        num_helpers=of.has_cache + np.where(of.is_quantised, 2.0 if of.engine == "vllm" else 1.0, 0.0),
         **of.by_warps,
     )
 
