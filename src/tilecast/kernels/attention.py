@@ -306,6 +306,7 @@ def attention_loop(
     FlashInfer's are documented; the others are recalled, or inferred from how measured training shapes step with their sizes.
     """
     requests, group = shape.requests, shape.num_heads / shape.num_kv_heads
+    num_requests = requests.total(np.ones(1))
     is_narrow = shape.kv_bytes < 2.0
     setting = Setting(
         gpu=gpu,
@@ -314,11 +315,12 @@ def attention_loop(
         style=mma_style(gpu),
         engine=engine or DEFAULT_ENGINE,
         dim=shape.qk_dim,
+        num_requests=num_requests,
+        num_kv_heads=shape.num_kv_heads,
         group=group,
-        mean_packed=np.floor(requests.total(requests.q * group) / requests.total(np.ones(1))),
+        mean_packed=np.floor(requests.total(requests.q * group) / num_requests),
         one_query=decode | (np.max(requests.q, axis=-1, keepdims=True) == 1),
         longest_kv=np.max(np.where(requests.count > 0, requests.kv, 0.0), axis=-1, keepdims=True),
-        is_lone=(shape.num_kv_heads == 1) | (requests.total(np.ones(1)) == 1),
         has_cache=np.where(shape.causal > 0, 1.0, 0.0),
         is_narrow=is_narrow,
         is_quantised=is_narrow & (shape.q_bytes >= 2.0),

@@ -121,11 +121,12 @@ class Setting:
     style: str
     engine: str
     dim: Floats
+    num_requests: Floats
+    num_kv_heads: Floats
     group: Floats  # query heads of a KV head
     mean_packed: Floats  # rows of a request when its group is packed, on average
     one_query: Any  # per request: libraries send such a prefill to their decode kernel
     longest_kv: Floats
-    is_lone: Any  # one request, or one KV head: heads of a group become rows, and back, without a copy
     has_cache: Floats  # 0 for encoders, which attend without one
     is_narrow: Any  # a cache of less than 16 bits
     is_quantised: Any  # ... and 16-bit queries: a kernel of its own narrows what is new
@@ -197,6 +198,7 @@ def _fa2(of: Setting) -> Loop:
     is_paged = of.has_cache > 0
     has_small_shared = (of.gpu.shared_bytes_per_sm or 0) < 150_000
     swaps = of.one_query & ~of.has_window & (of.group > 1)  # heads of a group become rows; only then keys may be split
+    copies = swaps & (of.num_requests > 1) & (of.num_kv_heads > 1)  # before and after; else the swap is a view
     plain_q = by_dim(of.dim, (192, 128), otherwise=64)
     plain_kv = by_dim(of.dim, (64, 128), (128, 32 if has_small_shared else 64), otherwise=64)
     return Loop(
@@ -209,8 +211,8 @@ def _fa2(of: Setting) -> Loop:
         resident=np.where(is_paged & has_small_shared, 1.0, 2.0),
         most_splits=np.where(swaps, MOST_FLASH_SPLITS, 1.0),
         matrix_factor=of.legacy,
-        num_helpers=of.has_cache * np.where(swaps & ~of.is_lone, 3.0, 1.0),
-        copied_queries=np.where(swaps & ~of.is_lone, 2.0, 0.0),
+        num_helpers=of.has_cache * np.where(copies, 3.0, 1.0),
+        copied_queries=np.where(copies, 2.0, 0.0),
         **of.by_warps,
     )
 
@@ -224,8 +226,8 @@ def _fa3(of: Setting) -> Loop:
         tile_kv=hopper_kv,
         packs=True,
         built_dims=FLASH_DIMS,
-        num_helpers=(1.0 + (of.engine == "vllm") if of.decode else 1.0 + of.has_cache)
-        + np.where(of.is_quantised & (of.engine != "vllm"), 1.0, 0.0) * of.has_cache
+        num_helpers=1.0
+        + of.has_cache * np.where(of.engine == "vllm", 1.0, np.where(of.is_narrow, 1.0, 0.0))
         + of.padded_values,
         starts=2.0 if of.decode else 1.0,  # how keys are split and where their pages lie comes first
         copied_queries=np.where(of.is_quantised, 1.0, 0.0),
@@ -235,17 +237,20 @@ def _fa3(of: Setting) -> Loop:
 
 
 def _fa3_by_warps(of: Setting, hopper: Loop) -> Loop:
-    """Before Hopper: 128 rows, however few are queries. Beyond four key tiles a decode always takes the variant that can split, whose
-    eight warps leave an SM no room for a second task, with one stage: nothing hides its softmax."""
+    """Before Hopper: 128 rows, however few are queries. Where one request leaves SMs idle and has more than four key tiles, the variant
+    that can split runs, whatever the batch: its eight warps leave no room for a second task, with one stage, so nothing hides softmax."""
+    rows = np.full_like(of.dim, 128.0)
     split_kv = by_dim(of.dim, (64, 80), (96, 48), (128, 112), otherwise=64)
-    can_split = of.decode & (of.longest_kv > 4.0 * split_kv)
-    is_alone = of.decode & (can_split & (of.dim > 96) | (of.dim > 128))
+    leaves_idle = ceil_div(of.mean_packed, rows) * of.num_kv_heads < 0.8 * of.gpu.num_sms
+    can_split = leaves_idle & (of.longest_kv > 4.0 * split_kv)
+    is_alone = can_split & (of.dim > 96) | (of.dim > 128)
     return replace(
         hopper,
-        tile_q=np.full_like(of.dim, 128.0),
+        tile_q=rows,
+        in_order=True,
         tile_kv=np.where(can_split, split_kv, by_dim(of.dim, (64, 112), otherwise=64)),
-        resident=np.where(of.decode & ~is_alone, 2.0, 1.0),
-        most_splits=np.where(can_split, MOST_FLASH_SPLITS, 1.0) if of.decode else np.inf,
+        resident=np.where(is_alone, 1.0, 2.0),
+        most_splits=np.where(can_split, MOST_FLASH_SPLITS, 1.0),
         exposed=np.where(is_alone, 1.0, of.using.exposed),
     )
 
