@@ -37,6 +37,10 @@ SOURCES = {
     },
     "library": {  # tiles, threads, launches and limits that its code holds
         "attention_loops.WIDEST_XQA_GROUP",
+        "attention_loops.FEWEST_TENSOR_HEADS",
+        "attention_loops.FLASHINFER_THREADS",
+        "attention_loops.FILLED",
+        "attention_loops.MOST_FLASH_SPLITS",
         "attention_loops.POWERS",
         "attention_loops.FLASH_DIMS",
         "attention_loops.FMHA_DIMS",
@@ -78,6 +82,7 @@ SOURCES = {
         "attention.MASK_FLOP",  # positions, bounds, two comparisons and their ands, a choice, the reduction over the tile
         "attention.SIMT_FLOP",
         "attention.NARROWING_BYTES",
+        "attention_loops.PAGED_STARTS",  # loads before the queries: the request's length and split, then its pages
         "attention_backward.PRODUCTS",
         "attention_backward.TRAFFIC",
         "elementwise.BINARY",

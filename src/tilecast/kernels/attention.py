@@ -187,7 +187,9 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
 
     rows = requests.total(requests.q) * shape.num_heads / over_requests(tasks_unsplit)  # of a tile, that are queries
     per_start = ceil_div(num_tasks, gpu.num_sms) / (busiest / mean_visits)  # whole tasks of the busiest SM, for what each does once
-    edge_clocks = loop.edges * per_start * rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / using.edge_bytes_per_clock
+    edge_clocks = (
+        loop.edges * per_start * rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / using.edge_bytes_per_clock
+    )
 
     kv_read = np.minimum(requests.kv, shape.window + requests.q - 1)
     q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(kv_read) * shape.num_kv_heads

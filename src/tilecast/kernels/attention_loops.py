@@ -21,6 +21,9 @@ FLASH_DIMS = (64.0, 96.0, 128.0, 192.0, 256.0)  # head dimensions that FlashAtte
 FMHA_DIMS = (16.0, 32.0, 48.0, 64.0, 80.0, 96.0, 112.0, 128.0, 256.0)  # ... and TensorRT-LLM's kernels before Hopper; on it, powers of two
 BULK_COPY_BYTES_PER_CLOCK = 64.0  # an SM's port to L2, which copy engines (TMA) fill
 FEWEST_TENSOR_HEADS = 4.0  # query heads of a KV head from which FlashInfer decodes with its prefill kernel, on tensor cores
+FLASHINFER_THREADS = 128  # of its decode's blocks, and of those that merge parts
+PAGED_STARTS = 2.0  # of a FlashAttention decode: how keys are split and where their pages lie comes first
+FILLED = 0.8  # of the SMs: with so many tasks FlashAttention does not split
 MOST_FLASH_SPLITS = 128.0  # parts that FlashAttention's heuristics ever take
 ROWS_OF_WARPS = 64.0  # four warps of 16 rows, what mma.sync and wgmma take: Triton's warps repeat each other's work below
 THREADS_PER_SM = {"sm_75": 1024, "sm_86": 1536, "sm_89": 1536, "sm_120": 1536, "sm_121": 1536}  # 2048 elsewhere
@@ -177,15 +180,16 @@ class Setting:
 def _flashinfer_fa2(of: Setting) -> Loop:
     large = np.where(of.dim < 256, 128.0, 64.0)
     on_tensor_cores = of.decode & (of.is_narrow | (of.group >= FEWEST_TENSOR_HEADS))
+    on_vectors = of.decode & ~on_tensor_cores  # small blocks: many fit an SM, but for a group of one, which holds four keys a thread
     return Loop(
         tile_q=np.where(of.mean_packed > 64, large, np.where(of.mean_packed > 16, 64.0, 16.0)),
         tile_kv=by_dim(of.dim, (128, 64), otherwise=32) * np.where(of.is_quantised, 2.0, 1.0),
         packs=True,
         in_order=True,
-        resident=np.where(of.decode & ~on_tensor_cores & (of.group > 1), 6.0, 2.0),
+        resident=np.where(on_vectors & (of.group > 1), threads_per_sm(of.gpu) / FLASHINFER_THREADS, 2.0),
         starts=np.where(on_tensor_cores, of.using.slow_start, 1.0),
-        first_start=np.where(of.decode & ~on_tensor_cores, 0.0, 1.0),
-        merging_threads=128,
+        first_start=np.where(on_vectors, 0.0, 1.0),
+        merging_threads=FLASHINFER_THREADS,
         edges=np.where(of.decode & of.is_narrow, 1.0, 0.0),
         matrix_factor=of.legacy,
         num_helpers=of.has_cache + np.where(of.is_quantised, 2.0 if of.engine == "vllm" else 1.0, 0.0),
@@ -210,6 +214,8 @@ def _fa2(of: Setting) -> Loop:
         in_order=True,
         resident=np.where(is_paged & has_small_shared, 1.0, 2.0),
         most_splits=np.where(swaps, MOST_FLASH_SPLITS, 1.0),
+        starts=PAGED_STARTS if of.decode else 1.0,
+        first_start=1.0,
         matrix_factor=of.legacy,
         num_helpers=of.has_cache * np.where(copies, 3.0, 1.0),
         copied_queries=np.where(copies, 2.0, 0.0),
@@ -226,10 +232,8 @@ def _fa3(of: Setting) -> Loop:
         tile_kv=hopper_kv,
         packs=True,
         built_dims=FLASH_DIMS,
-        num_helpers=1.0
-        + of.has_cache * np.where(of.engine == "vllm", 1.0, np.where(of.is_narrow, 1.0, 0.0))
-        + of.padded_values,
-        starts=2.0 if of.decode else 1.0,  # how keys are split and where their pages lie comes first
+        num_helpers=1.0 + of.has_cache * ((of.engine == "vllm") | of.is_narrow) + of.padded_values,
+        starts=PAGED_STARTS if of.decode else 1.0,
         copied_queries=np.where(of.is_quantised, 1.0, 0.0),
         **{**loads, "exposed": np.where(few, 1.0, loads["exposed"])},
     )
@@ -241,7 +245,7 @@ def _fa3_by_warps(of: Setting, hopper: Loop) -> Loop:
     that can split runs, whatever the batch: its eight warps leave no room for a second task, with one stage, so nothing hides softmax."""
     rows = np.full_like(of.dim, 128.0)
     split_kv = by_dim(of.dim, (64, 80), (96, 48), (128, 112), otherwise=64)
-    leaves_idle = ceil_div(of.mean_packed, rows) * of.num_kv_heads < 0.8 * of.gpu.num_sms
+    leaves_idle = ceil_div(of.mean_packed, rows) * of.num_kv_heads < FILLED * of.gpu.num_sms
     can_split = leaves_idle & (of.longest_kv > 4.0 * split_kv)
     is_alone = can_split & (of.dim > 96) | (of.dim > 128)
     return replace(
