@@ -118,11 +118,11 @@ def test_in_physics_doubling_a_size_never_makes_a_launch_faster(family: str, see
 # launches do so in 1 to 7 % of cases, and a median that never did could not be as accurate (docs/decisions/0010). Physics splits KV by
 # rule, as attention kernels do, where the whole would be cheaper: FlashInfer's merging makes 64 heads of 256 tokens slower than 80.
 MOST_OFTEN = {
-    ("gemm", True): (3.0, 50), ("moe", True): (1.3, 42),
-    ("attention_prefill", False): (2.6, 66), ("attention_prefill", True): (3.8, 70),
-    ("attention_decode", False): (0.5, 36), ("attention_decode", True): (7.5, 55),
-    ("mla_prefill", False): (1.2, 36), ("mla_prefill", True): (2.3, 45),
-    ("mla_decode", False): (0.3, 30), ("mla_decode", True): (2.5, 30),
+    ("gemm", True): (2.6, 50), ("moe", True): (0.8, 42),
+    ("attention_prefill", False): (2.4, 70), ("attention_prefill", True): (3.6, 70),
+    ("attention_decode", False): (0.6, 36), ("attention_decode", True): (5.8, 62),
+    ("mla_prefill", False): (1.1, 40), ("mla_prefill", True): (2.3, 42),
+    ("mla_decode", False): (0.2, 28), ("mla_decode", True): (1.5, 32),
 }  # fmt: skip
 
 
