@@ -243,6 +243,14 @@ def test_a_bad_row_is_named_and_nothing_is_written(tilecast: Tilecast, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.csv"]
 
 
+def test_rows_that_name_no_gpu_are_of_the_one_asked_for(tilecast: Tilecast, tmp_path: Path):
+    nameless = [{name: value for name, value in row(m).items() if name != "gpu"} for m in (1, 512)]
+    said = tilecast("calibrate", written(tmp_path / "rows.csv", nameless), "--gpu", GPU, "-o", str(tmp_path / "p.json"))
+    named = tilecast("calibrate", written(tmp_path / "rows.csv", [row(1), row(512)]), "--gpu", GPU, "-o", str(tmp_path / "q.json"))
+    assert said.code == named.code == 0
+    assert json.loads((tmp_path / "p.json").read_text())["sha256"] == json.loads((tmp_path / "q.json").read_text())["sha256"]
+
+
 def test_rows_of_another_gpu_or_without_a_column_are_refused(tilecast: Tilecast, tmp_path: Path):
     rows = written(tmp_path / "rows.csv", [row(64)])
     result = tilecast("calibrate", rows, "--gpu", "a40", "-o", str(tmp_path / "p.json"))

@@ -21,7 +21,9 @@ from tilecast.diagnosis.timeline import timeline
 from tilecast.diagnosis.trace_reader import read_trace
 from tilecast.errors import InvalidInput, MissingData, UnknownName
 from tilecast.kernels.gemm import Gemm
+from tilecast.learning import profiles
 from tilecast.predictors import predict_kernel
+from tilecast.predictors.calibrated import profile_from_rows
 
 # ---- reading -------------------------------------------------------------------------------------------------------
 
@@ -393,6 +395,25 @@ def test_recoverable_time_is_calls_times_measured_less_ceiling(tmp_path: Path) -
     assert row.recoverable_s == pytest.approx(5 * (40e-6 - ceiling_s))
     assert found.rows[0] is row  # most to recover comes first
     assert found.recoverable_s == pytest.approx(sum(row.recoverable_s or 0 for row in found.rows))
+
+
+def test_a_profile_moves_predictions_and_leaves_ceilings(tmp_path: Path, tilecast: Tilecast) -> None:
+    trace = plain(5).write(tmp_path / "t.json")
+    before = next(row for row in diagnose(trace).rows if row.op == "aten::mm")
+    measured = {"family": "gemm", "dtype": "bf16", "identity": "cublas", "m": 256, "n": 1024, "k": 1024}
+    assert before.predicted_s is not None
+    profiles.write(profile_from_rows([measured | {"measured_s": 1.1 * before.predicted_s}], "h100-sxm"), tmp_path / "p.json")
+    found = diagnose(trace, profile=tmp_path / "p.json")
+    after = next(row for row in found.rows if row.op == "aten::mm")
+    assert after.predicted_s is not None
+    assert 1.01 * before.predicted_s < after.predicted_s < 1.1 * before.predicted_s
+    assert (after.ceiling_s, after.recoverable_s) == (before.ceiling_s, before.recoverable_s)
+    told = tilecast("diagnose", str(trace), "--profile", str(tmp_path / "p.json"), "--json")
+    assert json.loads(told.out)["inputs"]["profile"]["gpu"] == "h100-sxm"
+    other = tilecast("diagnose", str(trace), "--gpu", "a100-sxm-80gb", "--profile", str(tmp_path / "p.json"))
+    assert other.code == 2 and "was measured on h100-sxm, not on a100-sxm-80gb" in other.err
+    both = tilecast("diagnose", str(trace), "--profile", str(tmp_path / "p.json"), "--against", str(trace))
+    assert both.code == 2 and "goes with one run" in both.err
 
 
 def test_parts_of_the_gap_add_up_to_it(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 import json
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.unit.command_line import Tilecast
 from tilecast import hardware
 from tilecast.dtypes import quantisation
 from tilecast.errors import InvalidInput
+from tilecast.learning import profiles
 from tilecast.learning.ranking import is_among
+from tilecast.predictors.calibrated import profile_from_rows
 from tilecast.tuning.account import FEATURES, account
 from tilecast.tuning.defaults import default_config, gemm_default
 from tilecast.tuning.engine_files import contents, file_name
@@ -489,3 +493,14 @@ def test_impossible_layers_are_refused(field, value):
     sizes = {"num_experts": 128, "topk": 8, "hidden_size": 2048, "inter_size": 768} | {field: value}
     with pytest.raises(InvalidInput, match=field):
         Layer(kernel="moe", **sizes)
+
+
+def test_a_profile_is_taken_and_said_to_change_no_choice(tilecast: Tilecast, tmp_path: Path):
+    measured = {"family": "gemm", "dtype": "bf16", "m": 64, "n": 4096, "k": 4096, "measured_s": 30e-6}
+    profiles.write(profile_from_rows([measured], "h20"), tmp_path / "p.json")
+    asked = ("tune", "gemm", "--n", "512", "--k", "512", "--tokens", "64", "--json", "--gpu")
+    plain, taken = tilecast(*asked, "h20"), tilecast(*asked, "h20", "--profile", str(tmp_path / "p.json"))
+    assert json.loads(plain.out)["choices"] == json.loads(taken.out)["choices"]
+    assert "moves every configuration" in taken.err
+    refused = tilecast(*asked, "h800-sxm", "--profile", str(tmp_path / "p.json"))
+    assert refused.code == 2 and "was measured on h20, not on h800-sxm" in refused.err

@@ -62,6 +62,7 @@ def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | N
     found, used = None, 0
     if rows:
         columns = read(Path(rows))
+        columns.setdefault("gpu", [gpu.id] * len(next(iter(columns.values()), [])))
         check_columns(columns)
         for engine in {engine for engine in columns.get("engine", []) if engine}:
             checked_engine(engine)

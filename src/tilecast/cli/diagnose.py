@@ -9,7 +9,7 @@ import click
 
 from tilecast import hardware, units
 from tilecast.cli.files import target, write_whole
-from tilecast.cli.output import command_line, emit, output_options, refuse_as_python, say
+from tilecast.cli.output import command_line, emit, output_options, profile_option, refuse_as_python, say
 from tilecast.diagnosis.ceiling import MEANINGS
 from tilecast.diagnosis.diagnose import Diagnosis, diagnose
 from tilecast.diagnosis.rows import Row
@@ -33,12 +33,13 @@ EVERY_S = 2.0
 @click.option("--names", metavar="FILE.toml", help="Further kernel names, tried before the package's own.")
 @click.option("--shapes", metavar="EAGER", help="A trace of the same work without CUDA graphs: identical launches take its shapes.")
 @click.option("--quantile", type=float, default=0.9, show_default=True, help="Of efficiency, for the ceiling.")
+@profile_option
 @click.option("--all", "every", is_flag=True, help="Every kernel, not only the first dozen.")
 @click.option("--html", "html_path", metavar="FILE.html", help="Also write a page that needs nothing else.")
 @output_options
 def command(
     traces: tuple[str, ...], gpu: str | None, against: str | None, against_gpu: str | None, names: str | None, shapes: str | None,
-    quantile: float, every: bool, html_path: str | None, as_json: bool, as_csv: bool, as_python: bool,
+    quantile: float, profile: str | None, every: bool, html_path: str | None, as_json: bool, as_csv: bool, as_python: bool,
 ) -> None:  # fmt: skip
     """Diagnose PyTorch-profiler (Kineto) traces: .json or .json.gz, one for each rank, or a folder of them.
 
@@ -47,12 +48,15 @@ def command(
     """
     if against_gpu is not None and against is None:
         raise InvalidInput(f"--against-gpu {against_gpu} goes with --against")
+    if profile is not None and against is not None:
+        raise InvalidInput(f"--profile {profile} goes with one run: --against {against} sets measured times beside measured times")
     page = target("--html", html_path, (".html", ".htm"))
     line = command_line(
         "diagnose", *traces, gpu=gpu, against=against, against_gpu=against_gpu, names=names, shapes=shapes,
-        quantile=quantile if quantile != 0.9 else None, all=every, html=html_path,
+        quantile=quantile if quantile != 0.9 else None, profile=profile, all=every, html=html_path,
     )  # fmt: skip
-    options = "".join(f", {name}={value!r}" for name, value in (("gpu", gpu), ("names", names), ("shapes", shapes)) if value is not None)
+    given = (("gpu", gpu), ("names", names), ("shapes", shapes), ("profile", profile))
+    options = "".join(f", {name}={value!r}" for name, value in given if value is not None)
     options += f", quantile={quantile!r}" if quantile != 0.9 else ""
     python = f"import tilecast\ntilecast.diagnose({', '.join(map(repr, traces))}{options})"
     if against is not None:
@@ -64,7 +68,7 @@ def command(
     for name in (gpu, against_gpu):
         if name is not None and (note := hardware.resolution_note(name)):
             say(note)
-    found = diagnose(*traces, gpu=gpu, names=names, shapes=shapes, quantile=quantile, progress=_progress)
+    found = diagnose(*traces, gpu=gpu, names=names, shapes=shapes, quantile=quantile, profile=profile, progress=_progress)
     other = diagnose(against, gpu=against_gpu, names=names, quantile=quantile, progress=_progress) if against is not None else None
     for each in (found, other):
         for sentence in each.partial_because if each is not None else ():
@@ -76,7 +80,7 @@ def command(
         compared = difference(found, other)
     report = diagnose_report(found, line, python, every=every, other=other, compared=compared, inputs={
         "traces": list(traces), "gpu": gpu, "against": against, "against_gpu": against_gpu, "names": names, "shapes": shapes,
-        "quantile": quantile,
+        "quantile": quantile, **({"profile": found.profile.told()} if found.profile else {}),
     })  # fmt: skip
     if page is not None:
         from tilecast.report.renderers import diagnose_html
@@ -177,6 +181,8 @@ def _headline(found: Diagnosis) -> Grid:
         ("priced", seconds(found.priced_s), percent(found.priced_s, whole), f"shapes known and prediction made{twins}"),
         ("recoverable", seconds(found.recoverable_s), percent(found.recoverable_s, found.gpu_time_s), "calls x (measured - ceiling)"),
     ]  # fmt: skip
+    if found.profile:
+        rows.append(("profile", found.profile.id, "", found.profile.words))
     if found.graph_s:
         rows.append(
             ("in CUDA graphs", seconds(found.graph_s), percent(found.graph_s, found.gpu_time_s), f"{found.num_graph_launches:,} replays")

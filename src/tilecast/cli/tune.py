@@ -11,7 +11,7 @@ import click
 import numpy as np
 
 from tilecast import hardware, units
-from tilecast.cli.output import command_line, emit, output_options, overrides_from, say, set_option
+from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, say, set_option
 from tilecast.errors import InvalidInput, MissingData, UnknownName
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.moe import Moe
@@ -43,6 +43,7 @@ def search_options(function: Any) -> Any:
             "--only", "limits", metavar="NAME=V,V", multiple=True, help="Limit the space, e.g. --only block_n=64,128 (repeatable)."
         ),
         set_option,
+        profile_option,
         output_options,
     )
     for option in reversed(options):
@@ -254,7 +255,13 @@ def limited(limits: Sequence[str]) -> Mapping[str, Sequence[int]]:
 def _gpu(asked: Mapping[str, Any]) -> GpuSpec:
     if note := hardware.resolution_note(asked["gpu"]):
         say(note)
-    return hardware.gpu(asked["gpu"], overrides_from(asked["assignments"]))
+    gpu = hardware.gpu(asked["gpu"], overrides_from(asked["assignments"]))
+    if asked["profile"]:
+        from tilecast.learning.profiles import opened
+
+        opened(asked["profile"], gpu)
+        say("a profile moves every configuration of a kernel alike: the choice is the same without it")
+    return gpu
 
 
 def _shown(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tilecast.diagnosis.timeline import Timeline, mean_timeline, timeline
 from tilecast.diagnosis.trace_reader import Progress, read_trace, trace_files
 from tilecast.errors import InvalidInput, UnknownName
 from tilecast.hardware import GpuSpec
+from tilecast.learning.profiles import Profile, opened
 from tilecast.markup import html_table
 
 SCHEMA = "tilecast.diagnose/1"
@@ -57,6 +58,7 @@ class Diagnosis:
     findings: tuple[str, ...]
     notes: tuple[str, ...]
     partial_because: tuple[str, ...]
+    profile: Profile | None = None
 
     @property
     def named_fraction(self) -> float:
@@ -150,12 +152,13 @@ class Diagnosis:
 
 def diagnose(
     *paths: str | Path, gpu: str | GpuSpec | None = None, names: str | Path | None = None, shapes: str | Path | None = None,
-    quantile: float = QUANTILE,
+    quantile: float = QUANTILE, profile: Profile | str | Path | None = None,
     progress: Callable[[Path], Progress | None] | None = None,
 ) -> Diagnosis:  # fmt: skip
     """What the traces of one run say: one file for each rank, or a folder of them.
 
-    `names` is a file of further kernel names; `shapes` a trace of the same work without CUDA graphs, whose shapes identical launches take.
+    `names` is a file of further kernel names; `shapes` a trace of the same work without CUDA graphs, whose shapes identical launches take;
+    `profile` what `tilecast calibrate` made of measurements on this GPU. Ceilings are other people's measurements and stay.
     """
     if not 0.5 <= quantile < 1.0:
         raise InvalidInput(f"quantile = {quantile} must be at least 0.5 and below 1")
@@ -165,7 +168,7 @@ def diagnose(
     if not runs:
         raise InvalidInput("no trace is given")
     spec = _gpu(runs, gpu)
-    pricer = Pricer(spec, quantile)
+    pricer = Pricer(spec, quantile, opened(profile, spec))
     merged = _merge(group for run in runs for group in run.groups)
     world_size = next((run.world_size for run in runs if run.world_size is not None), len(runs) if len(runs) > 1 else None)
     total_s = sum(group.total_s for group in merged)
@@ -194,6 +197,7 @@ def diagnose(
         findings=tuple(findings),
         notes=tuple(notes),
         partial_because=tuple(partial),
+        profile=pricer.profile,
     )
 
 

@@ -18,6 +18,7 @@ from tilecast.execution import Protocol
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.learning.ceilings import path_of, read
+from tilecast.learning.profiles import Profile
 from tilecast.predictors import KernelPrediction, predict_kernel
 
 STREAMING = (
@@ -91,13 +92,14 @@ class Pricer:
 
     gpu: GpuSpec
     quantile: float
+    profile: Profile | None = None
 
     def predicted(self, kernel: Any, measured_s: float) -> tuple[KernelPrediction, str]:
         """With operands in DRAM, unless it was faster than that allows: then they were in L2."""
-        cold = predict_kernel(kernel, self.gpu, cache="cold")
+        cold = predict_kernel(kernel, self.gpu, cache="cold", profile=self.profile)
         if measured_s >= LEAST_MEASURED * float(cold.bound_s[0]):
             return cold, "cold"
-        return predict_kernel(kernel, self.gpu, cache="warm"), "warm"
+        return predict_kernel(kernel, self.gpu, cache="warm", profile=self.profile), "warm"
 
     def ceiling(self, prediction: KernelPrediction) -> tuple[float, str]:
         """What well-made kernels take for this work, and where that is known from."""

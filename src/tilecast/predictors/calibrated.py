@@ -51,9 +51,11 @@ def profile_from_rows(rows: Sequence[Mapping[str, Any]], gpu: str | GpuSpec) -> 
 
 def evidence_from_rows(rows: Sequence[Mapping[str, Any]], gpu: GpuSpec) -> tuple[Evidence, int]:
     """Each launch's error, the median of those measured more than once; and how many rows were used."""
-    for name in ("family", "gpu", "measured_s"):
+    for name in ("family", "measured_s"):
         if rows and name not in rows[0]:
             raise InvalidInput(f"the column {name!r} is missing; it has {', '.join(rows[0])}")
+    if rows and "gpu" not in rows[0]:  # then all are of this one
+        rows = [{**row, "gpu": gpu.id} for row in rows]
     names = {str(row["gpu"]) for row in rows if row["gpu"]}
     named = {name: name if name == gpu.id else hardware.gpu(name).id for name in names}  # a user's own GPU is in no catalogue
     mine = [(place, row) for place, row in enumerate(rows) if row["gpu"] and named[str(row["gpu"])] == gpu.id]
