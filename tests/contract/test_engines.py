@@ -3,7 +3,7 @@
 import pytest
 
 from tilecast import hardware
-from tilecast.engines.base import _captured, _facts, _table, engine, engines
+from tilecast.engines.base import RELEASE, _captured, _facts, _table, engine, engines
 from tilecast.engines.predict import predict
 from tilecast.predictors import predict_kernel
 
@@ -13,8 +13,11 @@ NAMES = tuple(engines())
 @pytest.mark.parametrize("name", NAMES)
 def test_every_number_says_why_and_every_fact_where_it_was_read(name):
     for key, entry in _table(name).items():
-        if key != "facts":
+        if key not in ("facts", "since"):
             assert entry["why"], key
+    for release, entry in _table(name).get("since", {}).items():
+        assert RELEASE.match(release) and entry["source"] and entry["why"], release
+        assert set(entry["facts"]) <= set(_facts(name)), release
     for key, entry in _facts(name).items():
         assert entry["source"] and entry["why"], key
         assert "value" in entry, key

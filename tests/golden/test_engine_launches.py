@@ -2,8 +2,9 @@
 
 import pytest
 
-from tilecast import hardware
+from tilecast import hardware, predict
 from tilecast.engines.base import engine, kernel_step
+from tilecast.errors import InvalidInput
 from tilecast.workloads.architectures import architecture
 from tilecast.workloads.graph import Batch, decode_tokens, prefill_tokens
 from tilecast.workloads.model import model_config
@@ -86,3 +87,28 @@ def test_blackwell_runs_tensorrt_llms_attention_everywhere():
 def test_a_long_step_keeps_its_norms():
     # 30 x 1000 tokens x 5120 x 2 bytes = 307 MB: beyond every fused all-reduce.
     assert launched("h100-sxm", "post_attention_norm", "prefill") == (True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("release", "hopper", "ampere"),
+    [("0.5.9", ("fa3", "flashinfer_fa2"), ("flashinfer_fa2", "flashinfer_fa2")), ("0.5.10", ("fa3", "fa3"), ("fa3", "fa3")),
+     ("0.5.14.post1", ("fa3", "fa3"), ("fa3", "fa3")), ("1.0", ("fa3", "fa3"), ("fa3", "fa3"))],
+)  # fmt: skip
+def test_a_release_has_every_change_up_to_its_own(release, hopper, ampere):
+    for gpu, expected in (("h100-sxm", hopper), ("a100-sxm-80gb", ampere), ("l40s", ("flashinfer_fa2", "flashinfer_fa2"))):
+        found = tuple(launches(f"sglang@{release}", gpu, phase)["attention"].identity for phase in ("prefill", "decode"))
+        assert found == expected, f"{release} on {gpu}"
+
+
+@pytest.mark.parametrize("asked", ["sglang@", "sglang@newest", "vllm@v0.19", "sglang@0.5.14;rm"])
+def test_what_is_no_release_is_refused(asked):
+    with pytest.raises(InvalidInput, match="is no release, such as"):
+        engine(asked)
+
+
+def test_answers_name_the_release():
+    asked = {"gpu": "a100-sxm-80gb", "batch": 4, "isl": 256, "osl": 8}
+    older, newer = (predict("Qwen/Qwen3-8B", **asked, engine=name) for name in ("sglang", "sglang@0.5.14"))
+    assert (older.engine, newer.engine, newer.inputs["engine"]) == ("sglang", "sglang@0.5.14", "sglang@0.5.14")
+    assert older.prefill_s.median != newer.prefill_s.median
+    assert older.memory == newer.memory

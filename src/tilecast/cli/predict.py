@@ -28,7 +28,12 @@ FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", 
 @click.command(name="predict")
 @click.argument("model")
 @click.option("--gpu", required=True, help="Catalogue id, device string, or the path of a TOML file; several with commas.")
-@click.option("--engine", default="sglang", show_default=True, help="Which engine serves the model: sglang, vllm or trtllm.")
+@click.option(
+    "--engine",
+    default="sglang",
+    show_default=True,
+    help="Which engine serves the model: sglang, vllm or trtllm, or a release of it: sglang@0.5.14.",
+)
 @click.option(
     "--engine-set", "engine_assignments", metavar="NAME=VALUE", multiple=True,
     help="Its settings, e.g. chunked_prefill_size=4096; a wrong name lists them.",

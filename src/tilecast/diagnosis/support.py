@@ -42,7 +42,7 @@ def support(found: Prediction) -> tuple[Support, ...]:
     total_s = found.total_s.median
     groups: dict[tuple[str, str, str], list[Part]] = {}
     for part in found.breakdown:
-        groups.setdefault((part.family, _key(part.call, found.gpu, found.engine), part.basis), []).append(part)
+        groups.setdefault((part.family, _key(part.call, found.gpu, found.engine.partition("@")[0]), part.basis), []).append(part)
     supports = [_support(family, key, parts, found, total_s) for (family, key, _), parts in groups.items()]
     return tuple(sorted(supports, key=lambda entry: -entry.share_fraction))
 

@@ -1,5 +1,6 @@
 """Engine: which kernel does each operation, and what the host adds. Every file of this folder that defines ENGINE is one."""
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -24,6 +25,7 @@ FOLDER = Path(__file__).parent
 ROWS = {"gemm": "m", "moe": "num_tokens"}  # the parameter that counts rows, where it is not called `rows`
 SAME_PRODUCT = {"fp8_static": "fp8"}  # scales that are known beforehand change who makes the activations, not the product
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
+RELEASE = re.compile(r"\d+(\.\d+)*([.-]?(post|rc|dev)\d*)?$")
 SENT_BYTES = 1  # of an element on its way to an expert: 8 bits; results come back in the model's own format
 NO_IDENTITY: Callable[[GpuSpec, str], None] = lambda gpu, held: None  # noqa: E731
 
@@ -71,7 +73,7 @@ class Engine:
     """How an engine runs a model: its choices are functions of the GPU, the box and the sizes, so that a new GPU needs no table."""
 
     name: str
-    attention: Callable[[GpuSpec, str, bool], str | None]  # (GPU, phase, has sinks) -> identity of the attention kernel
+    attention: "Callable[[Engine, GpuSpec, str, bool], str | None]"  # (GPU, phase, has sinks) -> identity of the attention kernel
     latent_attention: Callable[[GpuSpec, str], str | None]
     all_reduce: Callable[[NodeSpec, int, float], str]  # (box, GPUs, bytes) -> identity
     expert_format: Callable[[GpuSpec, str], str]  # (GPU, quantisation of the weights) -> that of the product
@@ -81,7 +83,12 @@ class Engine:
     gemm: Callable[[GpuSpec, str], str | None] = NO_IDENTITY  # (GPU, quantisation) -> identity
     experts: Callable[[GpuSpec, str], str | None] = NO_IDENTITY
     cache: Mapping[str, str] = field(default_factory=lambda: READ_FROM_DRAM)  # family -> what L2 holds of operands; warm where not named
-    settings: Mapping[str, float] = field(default_factory=dict)  # facts and host constants that somebody set otherwise
+    release: str = ""  # as asked for; the one that its file speaks of where nothing is said
+    settings: Mapping[str, Any] = field(default_factory=dict)  # facts and host constants that a release or somebody set otherwise
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.release}" if self.release else self.name
 
     @property
     def host(self) -> Host:
@@ -126,7 +133,7 @@ def with_settings(found: Engine, settings: Mapping[str, object]) -> Engine:
     names = {entry["flag"]: name for name, entry in facts.items() if "flag" in entry}
     numbers = {name for name, entry in facts.items() if isinstance(entry["value"], int | float)}
     allowed = sorted(HOST_NAMES | numbers | set(names))
-    changed: dict[str, float] = dict(found.settings)
+    changed: dict[str, Any] = dict(found.settings)
     for asked, raw in settings.items():
         if asked not in allowed:
             raise UnknownName.among(f"setting of {found.name}", asked, allowed)
@@ -168,7 +175,7 @@ def _captured(name: str) -> np.ndarray:
 
 @cache
 def _host(name: str) -> Host:
-    table = {key: entry for key, entry in _table(name).items() if key != "facts"}
+    table = {key: entry for key, entry in _table(name).items() if key not in ("facts", "since")}
     assert {entry.name for entry in fields(Host)} == set(table), f"{name}.toml and Host disagree"
     return Host(**{key: float(entry["value"]) for key, entry in table.items()})
 
@@ -180,9 +187,25 @@ def engines() -> dict[str, Engine]:
 
 
 def engine(name: str) -> Engine:
-    if name in engines():
-        return engines()[name]
-    raise UnknownName.among("engine", name, list(engines()))
+    """An engine by its name, or as one of its releases is: sglang@0.5.14."""
+    plain, at, release = name.partition("@") if isinstance(name, str) else (name, "", "")
+    if plain not in engines():
+        raise UnknownName.among("engine", plain, list(engines()))
+    found = engines()[plain]
+    return replace(found, release=release, settings=_changed_by(plain, release)) if at else found
+
+
+def _changed_by(name: str, release: str) -> dict[str, Any]:
+    """Facts that are otherwise in this release than in those that the engine's file speaks of: its tables `since`, oldest first."""
+    if not RELEASE.match(release):
+        raise InvalidInput(f"engine {name}@{release}: {release!r} is no release, such as 0.5.14")
+    changes: dict[str, Any] = _table(name).get("since", {})
+    known = sorted((_numbers(first), entry["facts"]) for first, entry in changes.items())
+    return {fact: value for first, facts in known if first <= _numbers(release) for fact, value in facts.items()}
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)]
 
 
 # ---- from operations to kernels ----------------------------------------------------------------------------------
@@ -230,7 +253,7 @@ def kernel_step(
         count = rows[operation.per] * operation.rows_each
         if family == "attention":
             family, sinks = f"attention_{tokens.phase}", sizes.pop("sinks", False)
-            sizes |= _lengths(tokens) | {"identity": engine.attention(gpu, tokens.phase, sinks), "kv_dtype": kv_dtype}
+            sizes |= _lengths(tokens) | {"identity": engine.attention(engine, gpu, tokens.phase, sinks), "kv_dtype": kv_dtype}
         elif family == "mla":
             family = f"mla_{tokens.phase}"
             sizes |= _lengths(tokens) | {"identity": engine.latent_attention(gpu, tokens.phase), "kv_dtype": kv_dtype}

@@ -272,7 +272,7 @@ def predict(
     return Prediction(
         model=config,
         gpu=spec,
-        engine=runs.name,
+        engine=runs.label,
         tp=tp,
         node=box.id if box else None,
         batch=asked,
@@ -284,7 +284,7 @@ def predict(
         basis=weakest([prefill.basis, *([decode.basis] if decode else [])]),
         breakdown=tuple(parts),
         inputs={
-            "model": config.name, "gpu": spec.id, "engine": runs.name, "tp": tp, "pp": pp, "ep": ep, "dp_attention": dp_attention,
+            "model": config.name, "gpu": spec.id, "engine": runs.label, "tp": tp, "pp": pp, "ep": ep, "dp_attention": dp_attention,
             "node": box.id if box else None, "quant": quant, "kv_dtype": held, **_said(batch, isl, osl, requests),
             "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
             **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),

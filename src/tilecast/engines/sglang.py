@@ -16,8 +16,8 @@ CUSTOM_GROUPS = (2, 4, 6, 8)
 BLACKWELL = ("sm_100", "sm_103")
 
 
-def attention(gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
-    """As the late-2025 releases choose it: paged decode through FlashInfer's FA2 kernels, also on Hopper (fact hopper_decode).
+def attention(engine: Engine, gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
+    """As the late-2025 releases choose it: paged decode through FlashInfer's FA2 kernels, also on Hopper; FA3 since 0.5.10, on A100 too.
 
     FlashInfer's kernels know no sinks: such models get FA3 on Hopper for both phases, and Triton where there is no FA3.
     """
@@ -26,8 +26,10 @@ def attention(gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
     if gpu.target in BLACKWELL:
         return "trtllm"
     if gpu.target == "sm_90":
-        return "fa3" if phase == "prefill" or sinks else "flashinfer_fa2"
-    return "triton" if sinks else "flashinfer_fa2"
+        return "fa3" if phase == "prefill" or sinks else str(engine.fact("hopper_decode"))
+    if sinks:
+        return "triton"
+    return str(engine.fact("ampere_attention")) if gpu.target == "sm_80" else "flashinfer_fa2"
 
 
 def latent_attention(gpu: GpuSpec, phase: str) -> str | None:

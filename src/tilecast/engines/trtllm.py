@@ -15,9 +15,9 @@ CUSTOM_GROUPS = (2, 4, 8)
 LARGEST_CUSTOM = 8 * 2**20  # bytes of a one-shot or two-shot message; longer ones go through NCCL
 
 
-def attention(gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
+def attention(engine: Engine, gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
     """FMHA for prompts, XQA for decodes, TRTLLM-gen on data-centre Blackwell: one library on every generation."""
-    del phase, sinks
+    del engine, phase, sinks
     return "trtllm" if gpu.vendor == "nvidia" else "triton"
 
 

@@ -15,9 +15,9 @@ CUSTOM_GROUPS = (2, 4, 6, 8)
 LARGEST_CUSTOM = 8 * 2**20  # bytes; longer messages go through NCCL
 
 
-def attention(gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
+def attention(engine: Engine, gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
     """One kernel for both phases. FA2 knows no sinks: such models get Triton where there is no FA3."""
-    del phase
+    del engine, phase
     if gpu.vendor != "nvidia":
         return "triton"
     if gpu.target in BLACKWELL:

@@ -514,10 +514,10 @@ def predict_disaggregated(
     said = {"isl": isl, "osl": osl} if requests is None else {"requests": [list(pair) for pair in asked]}
     total = len(handover.median.arrival_s)
     return DisaggregatedPrediction(
-        model=found.config, gpu=found.gpu, engine=found.engine.name, node=box.id, concurrency=concurrency, prefill=prefill, decode=decode,
+        model=found.config, gpu=found.gpu, engine=found.engine.label, node=box.id, concurrency=concurrency, prefill=prefill, decode=decode,
         handover=handover, link=link, memories=memories, breakdown=tuple(_parts(handover, total, prefill, decode)),
         inputs={
-            "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.name, "disaggregated": f"{numbers[0]}P{numbers[1]}D",
+            "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.label, "disaggregated": f"{numbers[0]}P{numbers[1]}D",
             "tp": decode.found.shard.tp,
             **{f"{kind}_{name}": value for kind, shape in shapes.items() for name, value in shape.items()},
             "node": box.id, "quant": quant, "kv_dtype": found.kv_dtype, "concurrency": concurrency, **said,

@@ -236,11 +236,11 @@ def predict_load(
     memory = memory_under_load(found, policy, asked, most_at_once(policy, asked, concurrency, groups))
     said = {"isl": isl, "osl": osl} if requests is None else {"requests": [list(pair) for pair in asked]}
     return LoadPrediction(
-        model=found.config, gpu=found.gpu, engine=found.engine.name, num_gpus=found.shard.num_gpus,
+        model=found.config, gpu=found.gpu, engine=found.engine.label, num_gpus=found.shard.num_gpus,
         node=found.node.id if found.node else None, concurrency=concurrency, policy=policy, load=load, memory=memory,
         breakdown=tuple(parts_of(load.plan, load.cost, load.plan.num_requests)), groups=groups,
         inputs={
-            "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.name, "tp": tp, "pp": pp, "ep": ep,
+            "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.label, "tp": tp, "pp": pp, "ep": ep,
             "dp_attention": dp_attention, "node": found.node.id if found.node else None, "quant": quant, "kv_dtype": found.kv_dtype,
             "concurrency": concurrency, **said, "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
             **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
