@@ -9,7 +9,7 @@ from tilecast.kernels.attention import AttentionDecode, AttentionPrefill
 from tilecast.kernels.mla import MlaDecode, MlaPrefill
 
 COLD = Protocol()
-H100, L40S, B200 = (hardware.gpu(name) for name in ("h100-sxm", "l40s", "b200-sxm"))
+A100, H100, L40S, B200 = (hardware.gpu(name) for name in ("a100-sxm-80gb", "h100-sxm", "l40s", "b200-sxm"))
 
 
 def seconds(kernel, gpu=H100, protocol=COLD):
@@ -55,6 +55,73 @@ def test_flashinfer_merges_a_split_kv_one_query_and_head_after_the_other():
     starts_s = 2470 / 2.52e9  # one round of tasks
     assert np.asarray(split.tasks(L40S, COLD).fixed_s).item() == pytest.approx(combine_s + starts_s, rel=1e-6)
     assert seconds(split, L40S) > 1.4 * seconds(whole, L40S)  # measured: 52 us and 23 us
+
+
+def test_flash_attention_2_splits_keys_only_where_heads_become_rows():
+    # One request of 16,384 keys in tiles of 128: 128 of them. Eight packed heads are one task unsplit, and as many parts as FA2 ever takes;
+    # a group of one and a window stay whole, a task for each query head.
+    def tasks(**changed):
+        shape = {"kv_len": 16_384, "num_heads": 8, "num_kv_heads": 1, "identity": "fa2"} | changed
+        return AttentionDecode(**shape).tasks(A100, COLD)
+
+    assert tasks().num_tasks.item() == 128
+    assert tasks(num_kv_heads=8).num_tasks.item() == 8
+    assert tasks(window=4096).num_tasks.item() == 8
+
+
+def test_heads_that_become_rows_are_copied_unless_the_swap_is_a_view():
+    # Two small kernels of 5430 clocks: queries before, results after. One request or one KV head needs neither.
+    def fixed_s(**changed):
+        return np.asarray(AttentionDecode(kv_len=64, num_heads=16, identity="fa2", **changed).tasks(A100, Protocol("graph")).fixed_s).item()
+
+    view = fixed_s(batch=1, num_kv_heads=4)
+    assert fixed_s(batch=2, num_kv_heads=4) - view == pytest.approx(2 * 5430 / 1.41e9, rel=0.05)
+    assert fixed_s(batch=2, num_kv_heads=1) == pytest.approx(view, rel=0.05)
+
+
+def test_heads_apart_read_keys_again_that_l2_has_lost():
+    # 512 requests of 1,024 keys: a KV head of all of them is 512 x 1024 x 2 x 128 x 2 = 268 MB, more than L40S keeps, so each of two query
+    # heads reads it; of 8 requests it is 4 MB, which stays.
+    def read_bytes(batch):
+        kernel = AttentionDecode(batch=batch, kv_len=1024, num_heads=2, num_kv_heads=1, window=1024, identity="fa2")
+        return np.asarray(kernel.tasks(L40S, COLD).dram_bytes).item()
+
+    head = 1024 * 2 * 128 * 2
+    edges = 2 * 2 * 128 * 2  # queries and results of a request
+    assert read_bytes(512) == 512 * (2 * head + edges)
+    assert read_bytes(8) == 8 * (head + edges)
+
+
+def test_a_window_is_read_from_its_first_tile_and_its_edge_is_no_part():
+    # 128 keys back from 4,000 is 3,872, inside the tile of 128 that begins at 3,840: 160 keys are read, in two tiles and one part.
+    kernel = AttentionDecode(kv_len=4000, num_heads=8, num_kv_heads=1, window=128, identity="fa3")
+    tasks = kernel.tasks(H100, COLD)
+    assert tasks.num_tasks.item() == 1
+    assert np.asarray(tasks.dram_bytes).item() == 160 * 2 * 128 * 2 + 2 * 8 * 128 * 2
+    assert np.asarray(tasks.least_bytes).item() == 128 * 2 * 128 * 2 + 2 * 8 * 128 * 2
+
+
+def test_flash_attention_3_before_hopper_changes_its_variant_beyond_four_tiles():
+    # Tiles of 112 keys where it can split: 448 are four of them. Then an SM holds one task instead of two, and keys may be split.
+    def tasks(kv_len, heads=8):
+        return AttentionDecode(batch=2, kv_len=kv_len, num_heads=heads, num_kv_heads=heads, identity="fa3").tasks(A100, COLD)
+
+    assert [np.asarray(tasks(kv_len).resident).item() for kv_len in (448, 449)] == [2, 1]
+    assert [tasks(kv_len).num_tasks.item() for kv_len in (448, 4480)] == [16, 16 * 6]  # 40 tiles in six parts fill 108 SMs
+    # 87 KV heads of one request fill 0.8 of 108 SMs: nothing is left to split for, whatever the batch.
+    assert [np.asarray(tasks(4480, heads).resident).item() for heads in (86, 87)] == [1, 2]
+    assert np.asarray(tasks(64).special_ops).item() == 128 * 64  # scores of whole tiles: 128 rows, one of them a query
+
+
+def test_flashinfer_decodes_small_groups_on_many_small_blocks():
+    # Blocks of 128 threads: 12 fit the 1,536 threads of an SM of L40S. From four heads on, its prefill kernel, two on an SM.
+    residents = [
+        np.asarray(
+            AttentionDecode(batch=64, kv_len=64, num_heads=group * 8, num_kv_heads=8, identity="flashinfer_fa2").tasks(L40S, COLD).resident
+        )
+        for group in (1, 2, 3, 4, 8)
+    ]
+    assert [value.item() for value in residents] == [2, 12, 12, 2, 2]
 
 
 def test_what_one_task_leaves_exposed_another_on_its_sm_hides():

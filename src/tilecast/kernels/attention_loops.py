@@ -190,7 +190,7 @@ def _flashinfer_fa2(of: Setting) -> Loop:
         starts=np.where(on_tensor_cores, of.using.slow_start, 1.0),
         first_start=np.where(on_vectors, 0.0, 1.0),
         merging_threads=FLASHINFER_THREADS,
-        edges=np.where(of.decode & of.is_narrow, 1.0, 0.0),
+        edges=np.where(of.decode & of.is_narrow, 1.0, 0.0),  # else in wide words through shared memory, as rows show: nothing waits
         matrix_factor=of.legacy,
         num_helpers=of.has_cache + np.where(of.is_quantised, 2.0 if of.engine == "vllm" else 1.0, 0.0),
         **of.by_warps,
