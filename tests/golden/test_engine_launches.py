@@ -112,3 +112,16 @@ def test_answers_name_the_release():
     assert (older.engine, newer.engine, newer.inputs["engine"]) == ("sglang", "sglang@0.5.14", "sglang@0.5.14")
     assert older.prefill_s.median != newer.prefill_s.median
     assert older.memory == newer.memory
+
+
+def test_vllms_flash_attention_2_copies_heads_that_become_rows():
+    def copies(gpu="a100-sxm-80gb", name="vllm", **more):
+        return "attention_copies" in launches(name, gpu, **more)
+
+    assert copies()
+    assert not copies(phase="prefill")
+    assert not copies(batch=1) and not copies(tp=8)  # one request, one KV head: views
+    assert not copies(model="meta-llama/Llama-2-7b-hf")  # no groups
+    assert not copies(gpu="h100-sxm") and not copies(name="sglang")
+    kernel = launches("vllm", "a100-sxm-80gb")["attention_copies"]
+    assert (kernel.op, kernel.numel) == ("copy", 32 * 32 * 128)  # a batch of 30 runs as 32; 32 heads of 128 on each of two GPUs

@@ -279,6 +279,9 @@ def kernel_step(
             held = SAME_PRODUCT.get(held, held)
         if num_sent and family == "moe":
             exchange("experts_dispatch", operation.count, SENT_BYTES, sizes["topk"])
+        if family == "attention_decode" and sizes["identity"] in engine.fact("copies_heads_for") and _heads_move(sizes, rows["token"]):
+            numel = _plain(rows["token"] * sizes["num_heads"] * sizes["head_dim"])
+            launch(f"{operation.name}_copies", "elementwise", config.dtype, 2 * operation.count, op="copy", numel=numel)
         launch(operation.name, family, held, operation.count, **sizes)
         if num_sent and family == "moe":
             exchange("experts_combine", operation.count, round(dtype(config.dtype).bytes), sizes["topk"])
@@ -302,6 +305,11 @@ def _of_own_tokens(operation: Operation, shard: Shard) -> Operation:
     whole = whole or operation.family == "silu_mul"
     sizes: dict[str, Any] = dict(operation.sizes)
     return replace(operation, per="token", sizes=sizes | ({split: sizes[split] * shard.tp} if whole else {}))
+
+
+def _heads_move(sizes: Mapping[str, Any], requests: np.ndarray) -> bool:
+    """Whether making rows of a group's heads moves them: for one request or one KV head it is a view, and windows stay as they are."""
+    return bool(sizes["num_heads"] > sizes["num_kv_heads"] > 1 and not sizes.get("window") and np.max(requests) > 1)
 
 
 def _lengths(tokens: Tokens) -> dict[str, Any]:
