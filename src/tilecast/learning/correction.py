@@ -39,6 +39,7 @@ RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as insi
 FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the correction is left
 LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
 FARTHEST = math.log(2.5)  # between rates of two parts of one die: beyond it another pipeline binds, and the other's errors are not its own
+SAME_HEADROOM = 0.05  # of the highest clock over the rated one, in log
 NARROWEST, WIDEST = 0.01, 1.5  # log: half an interval
 ARRAYS = ("level", "low", "high", "quantile")
 TREES = {
@@ -93,11 +94,16 @@ class Correction:
     def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
         """The GPU itself where this kernel was measured on it, else the one with the same die whose rates are nearest, if near enough.
 
+        A board that boosts beyond its rated clock is as much faster than physics says; one that does not boost has nothing of that.
         Of a what-if part: who speaks for the part that was changed, however far; a lever moves the time as physics says."""
         gpu = as_catalogued(gpu)
         if key in self.measured.get(gpu.id, ()):
             return gpu.id
-        family = [spec for spec in map(catalogued, self.gpus) if spec.die == gpu.die and key in self.measured[spec.id]]
+        family = [
+            spec
+            for spec in map(catalogued, self.gpus)
+            if spec.die == gpu.die and key in self.measured[spec.id] and abs(math.log(_headroom(spec) / _headroom(gpu))) < SAME_HEADROOM
+        ]
 
         def distance(spec: GpuSpec) -> float:
             shared = set(gpu.tensor_flop_per_s) & set(spec.tensor_flop_per_s)
@@ -125,6 +131,10 @@ class Correction:
     def flags(self, names: Mapping[str, str]) -> NDArray[np.float32]:
         """One for each known name that is among `names`, else zero."""
         return np.array([names.get(name, "") == value for name, values in self.vocabulary.items() for value in values], np.float32)
+
+
+def _headroom(gpu: GpuSpec) -> float:
+    return gpu.highest_clock_hz / gpu.boost_clock_hz
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,6 +168,9 @@ def _untold(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], 
     known, other = correction.stand_in(gpu, told), correction.stand_in(gpu, untold)
     if known is None or other is None:
         return other is not None
+    here = as_catalogued(gpu).id
+    if (known == here) != (other == here):  # a GPU's own rows before a relative's
+        return other == here
     engine = names.get("engine")
     return engine not in correction.measured[known][told] and engine in correction.measured[other][untold]
 
