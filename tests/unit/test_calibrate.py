@@ -387,3 +387,23 @@ def test_a_gpu_of_ones_own_is_planned_measured_and_calibrated_like_any_other(til
     (tmp_path / "run.json").write_text(json.dumps({"command": "predict", "inputs": inputs, "measured": {"decode_step_s": 0.006}}))
     assert tilecast("calibrate", "--run", str(tmp_path / "run.json"), "--gpu", own, "-o", profile).err == ""
     assert tilecast(*asked, "--profile", profile).code == 0
+
+
+@pytest.mark.parametrize("target", [".", ""])
+def test_a_profile_is_a_file_of_its_own(tilecast: Tilecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str):
+    monkeypatch.chdir(tmp_path)
+    rows = written(tmp_path / "rows.csv", [row(64)])
+    for asked in ([rows], ["--plan", "3"]):
+        result = tilecast("calibrate", *asked, "--gpu", GPU, "-o", target)
+        assert result.code == 2 and f"--out {target!r} must name a file" in result.err
+    before = Path(rows).read_text()
+    result = tilecast("calibrate", rows, "--gpu", GPU, "-o", rows)
+    assert result.code == 2 and "is the file of measurements" in result.err and Path(rows).read_text() == before
+
+
+def test_a_comparison_of_gpus_refuses_the_profile_of_one(tilecast: Tilecast, tmp_path: Path):
+    tilecast("calibrate", written(tmp_path / "rows.csv", [row(64)]), "--gpu", GPU, "-o", str(tmp_path / "p.json"))
+    asked = ("predict", "Qwen/Qwen3-8B", "--batch", "4", "--isl", "128", "--osl", "8", "--profile", str(tmp_path / "p.json"), "--gpu")
+    refused = tilecast(*asked, f"{GPU},h100-sxm")
+    assert refused.code == 2 and "was measured on l20, not on h100-sxm" in refused.err
+    assert tilecast(*asked, GPU, "--tp", "1,2").code == 0

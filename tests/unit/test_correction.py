@@ -141,7 +141,15 @@ def test_an_unseen_die_gets_only_what_shapes_do_everywhere(gpu: str, basis: str)
     assert found.basis.tolist() == [basis, basis]
 
 
-@pytest.mark.parametrize("gpu", ["rtx-4090", "l40", "rtx-6000-ada"])
+def test_a_board_that_boosts_beyond_its_rated_clock_neither_lends_nor_borrows() -> None:
+    boosts = hardware.gpu("rtx-4090")
+    assert boosts.die == hardware.gpu("l40s").die and boosts.highest_clock_hz > 1.2 * boosts.boost_clock_hz
+    found = by_hand().correct(launches(SMALL), boosts)
+    assert found.log_ratio == pytest.approx(0.1, abs=1e-6)  # what shapes do everywhere
+    assert found.basis.tolist() == ["unseen-gpu"]
+
+
+@pytest.mark.parametrize("gpu", ["l40", "rtx-6000-ada"])
 def test_an_unseen_gpu_borrows_from_a_measured_one_with_its_die_and_says_unseen(gpu: str) -> None:
     assert hardware.gpu(gpu).die == hardware.gpu("l40s").die
     found = by_hand().correct(launches(SMALL), hardware.gpu(gpu))

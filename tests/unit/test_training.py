@@ -303,7 +303,7 @@ def test_a_good_file_becomes_schema_rows(tmp_path: Path) -> None:
         tmp_path / "mine.csv",
         "gemm,h100-sxm,bf16,128,256,512,1e-5,graph,",
         "rms_norm,h100-sxm,bf16,,,,2e-5,,",
-        "gemm,NVIDIA L40S,fp8,1,2,3,0.5,,warm",
+        "gemm,NVIDIA L40S,fp8,1,2,3,5e-6,,warm",
         header=HEADER.replace("measured_s", "measured_s,timer,cache"),
     )
     rows = user_rows(path, "gemm")
@@ -311,7 +311,7 @@ def test_a_good_file_becomes_schema_rows(tmp_path: Path) -> None:
     wanted = ("gpu", "dtype", "m", "n", "k", "latency_s", "timer", "cache", "source", "origin", "origin_row")
     assert rows.select(wanted).rows() == [
         ("h100-sxm", "bf16", 128, 256, 512, 1e-5, "graph", "cold", "user", "mine.csv", 0),
-        ("l40s", "fp8", 1, 2, 3, 0.5, "profiler", "warm", "user", "mine.csv", 2),
+        ("l40s", "fp8", 1, 2, 3, 5e-6, "profiler", "warm", "user", "mine.csv", 2),
     ]
 
 
@@ -337,6 +337,26 @@ def test_an_absurd_latency_is_refused_with_its_row(latency: str, tmp_path: Path)
     with pytest.raises(InvalidInput, match=r"row 2: measured_s = .* must lie between 1e-8 and 1000 seconds") as caught:
         user_rows(path, "gemm")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("gemm,h100-sxm,bf16,128,256,512,8e-3", "row 2: measured_s = 0.008 is .* times the .* s that physics gives: is it in seconds"),
+        ("gemm,h100-sxm,bf16,-4,256,512,1e-5", "row 2: m = -4 must be a whole number of at least 1"),
+        ("gemm,h100-sxm,bf17,128,256,512,1e-5", "row 2: unknown dtype 'bf17'"),
+        ("gemn,h100-sxm,bf16,128,256,512,1e-5", "row 2: family = gemn is no kernel"),
+    ],
+)
+def test_one_row_that_cannot_be_meant_is_named(line: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        user_rows(write_rows(tmp_path / "a.csv", "gemm,h100-sxm,bf16,128,256,512,1e-5", line), "gemm")
+
+
+def test_a_file_without_rows_of_a_family_needs_none_of_its_columns(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "a.csv", "gemm,h100-sxm,bf16,128,256,512,1e-5")
+    found = user_rows(path, "attention_decode")
+    assert found.height == 0 and dict(found.schema) == schema("attention_decode")
 
 
 def test_an_absurd_latency_of_another_family_is_no_concern(tmp_path: Path) -> None:

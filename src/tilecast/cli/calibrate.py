@@ -25,7 +25,7 @@ ODD = 0.5  # trust below which a row is named
 @click.option("--out", "-o", "target", required=True, metavar="FILE", help="The profile, or with --plan the script.")
 @output_options
 def command(rows: str | None, gpu: str, run_path: str | None, planned: int | None, target: str, **output: bool) -> None:
-    """Make a profile of a GPU, for --profile of kernel, kernels, predict, support and step.
+    """Make a profile of a GPU, for --profile of kernel, kernels, predict, support, step, diagnose and tune.
 
     ROWS.csv has the columns of `tilecast kernels` plus measured_s. RUN.json is {"command": "predict", "inputs": {...}, "measured":
     {"prefill_s": x, "decode_step_s": y, "total_s": z}}; any of the three will do. Rows and a run may be given together.
@@ -33,6 +33,7 @@ def command(rows: str | None, gpu: str, run_path: str | None, planned: int | Non
     if note := hardware.resolution_note(gpu):
         say(note)
     spec = hardware.gpu(gpu)
+    _check_target(target, rows, run_path)
     if planned is not None:
         if rows or run_path:
             raise InvalidInput("--plan says what to measure: it goes without ROWS.csv and --run")
@@ -49,6 +50,15 @@ def command(rows: str | None, gpu: str, run_path: str | None, planned: int | Non
         emit(profile_report(spec, gpu, rows, run_path, target), **output)
     else:
         raise InvalidInput("give ROWS.csv, --run RUN.json, or --plan N")
+
+
+def _check_target(target: str, *read: str | None) -> None:
+    """Refused before the work, and before a file of measurements is written over."""
+    path = Path(target)
+    if not target or path.is_dir():
+        raise InvalidInput(f"--out {target!r} must name a file")
+    if any(given and path.resolve() == Path(given).resolve() for given in read):
+        raise InvalidInput(f"--out {target} is the file of measurements: name another")
 
 
 def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | None, target: str) -> Report:

@@ -1,15 +1,17 @@
 """`tilecast fit [FAMILY...]`: learn the corrections from measured rows, from scratch (extra `train`)."""
 
+import os
 import re
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 
 from tilecast.cli.output import command_line, emit, output_options, require_data_extra, say
-from tilecast.errors import InvalidInput, UnknownName
+from tilecast.errors import InvalidInput, MissingExtra, UnknownName
 from tilecast.learning.features import SIZES
 from tilecast.learning.manifests import FOLDER
 from tilecast.report import Grid, Report, versions
@@ -48,8 +50,13 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
         return
     if names and "moe-tuning" in families:
         raise InvalidInput("--sources: moe-tuning learns from searches of configurations, not from rows; leave one or the other out")
-    started = time.monotonic()
+    if find_spec("catboost") is None:
+        raise MissingExtra.of("train", "fitting")
+    if not os.access(target, os.W_OK):
+        raise InvalidInput(f"--out {str(target)!r} cannot be written to: name a folder that can")
     asked = families or tuple(SIZES)
+    _check_files(names, [family for family in asked if family in SIZES])
+    started = time.monotonic()
     others = {name: _fit_other(name, names, target, partial(_progress, started)) for name in asked if name in OTHERS}
     rows = []
     for family in (family for family in asked if family in SIZES):
@@ -75,6 +82,17 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
         ),
         **output,
     )
+
+
+def _check_files(names: tuple[str, ...], families: list[str]) -> None:
+    """A user's rows of every family, before the first one is fitted and written."""
+    from tilecast.cli.parameters import checked_engine
+    from tilecast.learning.recipes import user_rows
+
+    for path in (Path(name) for name in names if Path(name).suffix in (".csv", ".parquet")):
+        for family in families:
+            for engine in user_rows(path, family)["engine"].cast(str).unique():
+                checked_engine(engine)
 
 
 def _python(families: tuple[str, ...], names: tuple[str, ...], target: Path, quick: bool) -> str:

@@ -55,6 +55,10 @@ def compared(model: str, asked: dict[str, Any]) -> Comparison:
     for name in asked["gpus"]:
         if note := hardware.resolution_note(name):
             say(note)
+        if asked.get("profile"):
+            from tilecast.learning.profiles import opened
+
+            opened(asked["profile"], hardware.gpu(name, asked.get("overrides")))  # one GPU calibrated beside others is no comparison
     each = len(asked.get("concurrencies") or asked.get("batches") or (1,)) * max(1, len(asked.get("disaggregated", ())))
     with reported(len(asked["gpus"]) * len(asked["tps"]) * each) as progress:
         return compare(model, progress=progress, **asked)

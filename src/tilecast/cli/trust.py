@@ -4,11 +4,14 @@ import click
 
 from tilecast import hardware
 from tilecast.cli.output import command_line, emit, output_options, say
-from tilecast.errors import UnknownName
+from tilecast.errors import MissingData, UnknownName
 from tilecast.kernels.registry import kernels
 from tilecast.learning.correction import SAME_DIE, Correction, load
+from tilecast.learning.features import SIZES
+from tilecast.learning.tensors import ADVICE
 from tilecast.report import Grid, Report, versions
 
+MOST_KERNELS = 4  # in a sentence
 MEANING = {
     "interpolated": "shapes held out, this GPU's other shapes known",
     "same-die": "this GPU held out, another of its die known",
@@ -27,7 +30,11 @@ def command(family: str, gpu: str, **output: bool) -> None:
         raise UnknownName.among("family", family, kernels())
     if note := hardware.resolution_note(gpu):
         say(note)
-    emit(report(family, hardware.gpu(gpu), gpu), **output)
+    try:
+        told = report(family, hardware.gpu(gpu), gpu)
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise MissingData(f"{family}.json is damaged ({problem}): {ADVICE}") from None
+    emit(told, **output)
 
 
 def report(family: str, gpu: hardware.GpuSpec, asked: str) -> Report:
@@ -35,10 +42,12 @@ def report(family: str, gpu: hardware.GpuSpec, asked: str) -> Report:
     line = command_line("trust", family, gpu=asked)
     python = f"from tilecast.learning.correction import load\nload({family!r}).manifest"
     if correction is None:
-        answer = f"{family} has no learned correction: predictions on {gpu.id} are physics alone (basis analytic)."
+        why = f"the weights of {family} are missing ({ADVICE})" if family in SIZES else f"{family} has no learned correction"
+        answer = f"{why}: predictions on {gpu.id} are physics alone (basis analytic)."
         python = f"from tilecast.learning.correction import load\nload({family!r})  # None: nothing is learned of it"
         payload = {"family": family, "gpu": gpu.id, "basis": "analytic", "scores": {}, "versions": versions()}
         return Report(answer=answer, payload=payload, records=[payload], python=python, command=line)
+    kernels_here = sorted(correction.measured.get(gpu.id, ()))
     scores = {basis: table[gpu.id] for basis, table in correction.manifest["scores"].items() if gpu.id in table}
     num_rows = correction.manifest["rows_per_gpu"].get(gpu.id, 0)
     seen = gpu.id in correction.gpus
@@ -47,7 +56,9 @@ def report(family: str, gpu: hardware.GpuSpec, asked: str) -> Report:
     others = correction.manifest["scores"][SAME_DIE if relatives else basis]
     if seen and "interpolated" in scores:
         error = f"{scores['interpolated']:.1f} %"
-        answer = f"On held-out shapes, {family} on {gpu.id} is off by {error} on average ({num_rows:,} measured rows)."
+        answer = (
+            f"On held-out shapes, {family} on {gpu.id} is off by {error} on average ({num_rows:,} measured rows: {_shown(kernels_here)})."
+        )
     elif seen:
         answer = f"{family} on {gpu.id} has {num_rows:,} measured rows, too few to hold any out: its accuracy is not known."
     elif not others:
@@ -62,6 +73,7 @@ def report(family: str, gpu: hardware.GpuSpec, asked: str) -> Report:
         "family": family,
         "gpu": gpu.id,
         "rows": num_rows,
+        "kernels": kernels_here,
         "scores": scores,
         "all": correction.manifest["scores"],
         "artifact": correction.digest,
@@ -77,6 +89,12 @@ def report(family: str, gpu: hardware.GpuSpec, asked: str) -> Report:
         python=python,
         command=line,
     )
+
+
+def _shown(names: list[str]) -> str:
+    """Of number format and identity; a kernel that is not among them has another basis."""
+    words = [name.replace("None", "unnamed") for name in names]
+    return ", ".join(words[:MOST_KERNELS]) + (f" and {len(names) - MOST_KERNELS} more" if len(names) > MOST_KERNELS else "")
 
 
 def _relatives(correction: Correction, gpu: hardware.GpuSpec) -> list[str]:

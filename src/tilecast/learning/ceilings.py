@@ -136,4 +136,4 @@ def read(path: Path) -> dict[str, Ceiling]:
             for family, facts in index["families"].items()
         }  # fmt: skip
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as problem:
-        raise MissingData(f"{path} is damaged or of another version ({problem}): {tensors.ADVICE}") from None
+        raise MissingData(f"{path} is damaged or of another version ({problem}): {tensors.ADVICE[:-1]} ceiling'") from None

@@ -288,6 +288,8 @@ def read(path: Path) -> Correction:
         if metadata["schema"] != SCHEMA:
             raise MissingData(f"{path.name} has the schema {metadata['schema']!r}, this version reads {SCHEMA!r}: run 'tilecast fit'")
         index = json.loads(metadata["index"])
+        if index["family"] != path.stem:
+            raise MissingData(f"{path.name} holds the weights of {index['family']}: {ADVICE}")
         manifest = tensors.manifest_of(path)
         return Correction(
             family=index["family"],

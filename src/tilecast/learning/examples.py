@@ -1,6 +1,6 @@
 """Measured rows as examples to learn from: each with its analytic account, its names, and log(measured / analytic)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tilecast import hardware
 from tilecast.datasets.schema import SHAPES
 from tilecast.datasets.splits import _uniform
-from tilecast.errors import InvalidInput, MissingData, SpecError
+from tilecast.errors import InvalidInput, MissingData, SpecError, TilecastError
 from tilecast.execution import Priced, Protocol, constants
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
@@ -120,6 +120,20 @@ def examples(
     if len(kept.target) < FEWEST_ROWS:
         raise MissingData(f"{family}: {len(kept.target)} usable rows are too few to learn from; at least {FEWEST_ROWS} are needed")
     return kept
+
+
+def modelled_rows(rows: pl.DataFrame, family: str) -> Iterator[tuple[int, float, float | str]]:
+    """Each row's own number, what was measured, and its analytic time, or why it has none."""
+    record = kernel_record(family)
+    known = {entry.name for entry in fields(record)}
+    names = [name for name in (*SHAPES[family], "dtype", "identity", "engine") if name in known and name in rows.columns]
+    for row in rows.select("origin_row", "latency_s", "gpu", "timer", "cache", *names).iter_rows(named=True):
+        given = {name: row[name] for name in names if row[name] is not None}
+        try:
+            found = priced(record(**given), hardware.gpu(row["gpu"]), Protocol(row["timer"], row["cache"]))
+            yield row["origin_row"], row["latency_s"], float(np.ravel(found.analytic_s)[0])
+        except TilecastError as problem:
+            yield row["origin_row"], row["latency_s"], str(problem)
 
 
 def vocabulary(data: Examples) -> dict[str, list[str]]:

@@ -112,4 +112,4 @@ def read(path: Path) -> Ranking:
         proven = arrays["proven"].astype(np.int64)
         return Ranking(index["kernel"], tuple(index["features"]), sets["chance"], sets["gain"], proven, index["width"], manifest)
     except (OSError, LookupError, ValueError, TypeError, AttributeError) as problem:
-        raise MissingData(f"{path} is damaged or of another version ({problem}): {tensors.ADVICE}") from None
+        raise MissingData(f"{path} is damaged or of another version ({problem}): {tensors.ADVICE[:-1]} moe-tuning'") from None

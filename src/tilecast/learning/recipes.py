@@ -1,5 +1,6 @@
 """Which rows teach which family, and the manifest that says so: from data sources to a shipped artifact."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, replace
 from datetime import date
@@ -14,8 +15,10 @@ from tilecast.datasets import splits, store
 from tilecast.datasets.schema import SHAPES, conform
 from tilecast.errors import InvalidInput, MissingData
 from tilecast.kernels.registry import kernel as kernel_record
+from tilecast.kernels.registry import kernels
 from tilecast.learning import boosting, training
 from tilecast.learning.correction import Correction, write
+from tilecast.learning.examples import LARGEST_LOG, modelled_rows
 from tilecast.learning.training import Say, Settings
 
 # Which sources teach a family; those that are not here are left out, and the manifest says which were used.
@@ -93,11 +96,17 @@ def user_rows(path: Path, family: str) -> pl.DataFrame:
         raw = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as problem:
         raise MissingData(f"{path} is damaged: {str(problem).splitlines()[0]}") from None
-    wanted = ("family", "gpu", "dtype", "measured_s", *_required(family))
-    missing = next((name for name in wanted if name not in raw.columns), None)
-    if missing is not None:
-        raise InvalidInput(f"{path} lacks the column {missing!r}; it has {', '.join(raw.columns)}")
-    mine = raw.with_row_index("origin_row").filter(pl.col("family") == family)
+    _demand(path, raw, ("family", "gpu", "dtype", "measured_s"))
+    numbered = raw.with_row_index("origin_row")
+    is_known = pl.col("family").is_null() | pl.col("family").cast(pl.String).is_in(list(kernels()))
+    _refuse(path, numbered, "family", is_known, f"is no kernel: {', '.join(SOURCES)} can be learned")
+    mine = numbered.filter(pl.col("family") == family)
+    if not mine.height:
+        return conform(
+            pl.DataFrame(schema={"gpu": pl.String, "latency_s": pl.Float64}), family, source="user", licence="", origin=path.name
+        )
+    wanted = ("gpu", "dtype", "measured_s", *_required(family))
+    _demand(path, raw, wanted)
     known = [name for name in ("dtype", "identity", "timer", "cache", "engine", *SHAPES[family]) if name in mine.columns]
     measured = pl.col("measured_s").cast(pl.Float64, strict=False)
     _refuse(path, mine, "measured_s", measured.is_finite() & measured.is_between(1e-8, 1e3), "must lie between 1e-8 and 1000 seconds")
@@ -113,9 +122,29 @@ def user_rows(path: Path, family: str) -> pl.DataFrame:
         column = pl.col(name).fill_null(value) if name in frame.columns else pl.lit(value)
         frame = frame.with_columns(column.alias(name))
     try:
-        return conform(frame, family, source="user", licence="the user's own", origin=path.name)
+        rows = conform(frame, family, source="user", licence="the user's own", origin=path.name)
     except pl.exceptions.PolarsError as problem:
         raise InvalidInput(f"{path}: {str(problem).splitlines()[0]}") from None
+    _refuse_unmodelled(path, rows, family)
+    return rows
+
+
+def _refuse_unmodelled(path: Path, rows: pl.DataFrame, family: str) -> None:
+    """Every row of a user counts, so one that no kernel can be built from, or that physics cannot be meant by, is named."""
+    for place, measured_s, modelled in modelled_rows(rows, family):
+        if isinstance(modelled, str):
+            raise InvalidInput(f"{path}, row {place + 1}: {modelled}")
+        if abs(math.log(measured_s / modelled)) >= LARGEST_LOG:
+            raise InvalidInput(
+                f"{path}, row {place + 1}: measured_s = {measured_s:g} is {measured_s / modelled:.3g} times the {modelled:.3g} s that "
+                "physics gives: is it in seconds?"
+            )
+
+
+def _demand(path: Path, raw: pl.DataFrame, wanted: Sequence[str]) -> None:
+    missing = next((name for name in wanted if name not in raw.columns), None)
+    if missing is not None:
+        raise InvalidInput(f"{path} lacks the column {missing!r}; it has {', '.join(raw.columns)}")
 
 
 def _required(family: str) -> list[str]:
@@ -146,5 +175,7 @@ def manifest(family: str, rows: pl.DataFrame, settings: Settings) -> dict[str, A
             {"name": name, "licence": licence, "rows": count, "home": homes.get(name, "")} for name, licence, count in sources.iter_rows()
         ],
         "settings": {name: getattr(settings, name) for name in settings.__slots__},
-        "trained_on": "all usable rows; scores are from weights fitted without the rows they are scored on",
+        "trained_on": f"of these rows up to {settings.rows_per_slice:,} of each GPU, engine, format and identity, drawn by the seed, "
+        f"without those beyond {math.exp(LARGEST_LOG):.0f} times physics; scores are from weights fitted without the rows "
+        "they are scored on",
     }

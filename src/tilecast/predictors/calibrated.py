@@ -54,11 +54,10 @@ def evidence_from_rows(rows: Sequence[Mapping[str, Any]], gpu: GpuSpec) -> tuple
     for name in ("family", "measured_s"):
         if rows and name not in rows[0]:
             raise InvalidInput(f"the column {name!r} is missing; it has {', '.join(rows[0])}")
-    if rows and "gpu" not in rows[0]:  # then all are of this one
-        rows = [{**row, "gpu": gpu.id} for row in rows]
-    names = {str(row["gpu"]) for row in rows if row["gpu"]}
+    rows = [{**row, "gpu": row.get("gpu") or gpu.id} for row in rows]  # a row that names none is of this one
+    names = {str(row["gpu"]) for row in rows}
     named = {name: name if name == gpu.id else hardware.gpu(name).id for name in names}  # a user's own GPU is in no catalogue
-    mine = [(place, row) for place, row in enumerate(rows) if row["gpu"] and named[str(row["gpu"])] == gpu.id]
+    mine = [(place, row) for place, row in enumerate(rows) if named[str(row["gpu"])] == gpu.id]
     if not mine:
         others = ", ".join(sorted(set(named.values()))) or "none"
         raise MissingData(f"no rows of {gpu.id} to calibrate with; rows of: {others}")
