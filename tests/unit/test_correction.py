@@ -180,13 +180,6 @@ def test_a_kernel_measured_only_on_a_sibling_is_taken_from_there() -> None:
     assert one.stand_in(hardware.gpu("h200-sxm"), "fp8 deepgemm") is None
 
 
-def test_a_level_given_from_outside_replaces_the_gpus_own() -> None:
-    level = np.array([1.0, 2.0, 3.0])
-    for gpu, trees in (("a100-sxm-80gb", 0.15), ("h100-sxm", 0.1)):
-        found = by_hand().correct(launches(SMALL, binds="memory"), hardware.gpu(gpu), level=level)
-        assert found.log_ratio == pytest.approx(trees + 2.0, abs=1e-6)
-
-
 def test_a_measured_gpu_with_a_changed_fact_keeps_the_correction_but_counts_as_unseen() -> None:
     what_if = hardware.gpu("l40s", {"dram_bytes_per_s": 2e12})
     found = by_hand().correct(launches(SMALL), what_if)
@@ -202,20 +195,21 @@ def test_names_nobody_has_seen_have_no_column() -> None:
 # ---- far from the data ---------------------------------------------------------------------------------------------
 
 
-def test_far_outside_the_range_the_trees_fade_to_nothing() -> None:
+def test_far_outside_the_range_the_analytic_time_is_left() -> None:
     # The range is 40 wide: 220 lies five ranges beyond it.
     found = by_hand().correct(launches({LOG2_M: 220.0}), hardware.gpu("a100-sxm-80gb"))
-    assert found.log_ratio == pytest.approx(0.2, abs=1e-6)  # the GPU's level stays
+    assert found.log_ratio == pytest.approx(0.0, abs=1e-6)  # of the GPU's level as well
+    assert found.fade == pytest.approx(0.0, abs=1e-6)
     assert found.basis.tolist() == ["extrapolated-shape"]
     unseen = by_hand().correct(launches({LOG2_M: 220.0}), hardware.gpu("h100-sxm"))
     assert unseen.log_ratio == pytest.approx(0.0, abs=1e-6)
     assert unseen.basis.tolist() == ["unseen-generation"]
 
 
-def test_half_a_range_outside_a_third_of_the_trees_is_left() -> None:
-    # 40.8 lies 0.52 ranges beyond, 0.02 of which count as inside: exp(-(0.5 / 0.5) ** 2) of 0.3 + 0.05
+def test_half_a_range_outside_a_third_of_the_correction_is_left() -> None:
+    # 40.8 lies 0.52 ranges beyond, 0.02 of which count as inside: exp(-(0.5 / 0.5) ** 2) of 0.3 + 0.05 and of the level 0.2
     found = by_hand().correct(launches({LOG2_M: 40.8}), hardware.gpu("a100-sxm-80gb"))
-    assert found.log_ratio == pytest.approx(0.2 + 0.35 * math.exp(-1), abs=1e-5)
+    assert found.log_ratio == pytest.approx((0.2 + 0.35) * math.exp(-1), abs=1e-5)
 
 
 def test_a_little_outside_still_counts_as_inside() -> None:
@@ -226,7 +220,7 @@ def test_a_little_outside_still_counts_as_inside() -> None:
 
 def test_below_the_range_is_outside_as_well() -> None:
     found = by_hand().correct(launches({LOG2_M: -220.0}), hardware.gpu("l40s"))
-    assert found.log_ratio == pytest.approx(-0.2, abs=1e-6)
+    assert found.log_ratio == pytest.approx(0.0, abs=1e-6)
     assert found.basis.tolist() == ["extrapolated-shape"]
 
 

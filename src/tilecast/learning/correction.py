@@ -74,8 +74,8 @@ class Correction:
         """Whether this dtype was among the training rows; another identity or protocol is near enough, another number format is not."""
         return launches.names["dtype"] in self.vocabulary["dtype"]
 
-    def correct(self, launches: Launches, gpu: GpuSpec, level: NDArray[np.float64] | None = None) -> "Corrected":
-        """log(median / analytic), half the interval in log, and the basis, per launch. `level` (a profile's) replaces the GPU's own."""
+    def correct(self, launches: Launches, gpu: GpuSpec) -> "Corrected":
+        """log(median / analytic), half the interval in log, the basis, and how much of the correction is left here, per launch."""
         speaker = _speaker(self, gpu, tuple(launches.names.items()))
         is_lone = len(launches.numbers) == 1  # then plain numbers do, at a fraction of the cost
         numbers, group = (launches.numbers[0], launches.group.item()) if is_lone else (launches.numbers, launches.group)
@@ -83,13 +83,14 @@ class Correction:
         beyond = speaker.range.beyond(numbers)
         fade = exp(-((maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
         trees, log_error = speaker.says(numbers, timed)
-        log_ratio = fade * (speaker.carry * trees) + entry(speaker.level if level is None else level, group)
+        log_ratio = fade * (speaker.carry * trees + entry(speaker.level, group))
         log_ratio = clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
         outside = where(beyond > RANGE_SLACK, 1, 0)
         basis = outside if speaker.basis == 0 else speaker.basis
         expected = entry(speaker.quantile, outside) * exp(log_error)
         width = clip(expected, NARROWEST, WIDEST) * (1.0 + minimum(beyond, 2.0))
-        return Corrected(log_ratio, width, BASIS_NAMES[basis : basis + 1] if is_lone else np.broadcast_to(BASIS_NAMES[basis], len(numbers)))
+        names = BASIS_NAMES[basis : basis + 1] if is_lone else np.broadcast_to(BASIS_NAMES[basis], len(numbers))
+        return Corrected(log_ratio, width, names, fade)
 
     def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
         """The GPU itself where this kernel was measured on it, else the one with the same die whose rates are nearest, if near enough.
@@ -243,6 +244,7 @@ class Corrected:
     log_ratio: Numbers
     width: Numbers
     basis: np.ndarray  # (L,)
+    fade: Numbers = 1.0  # 1 among the data, 0 far from it, where the analytic time is left
 
 
 def kernel_key(names: Mapping[str, str]) -> str:

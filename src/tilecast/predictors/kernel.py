@@ -156,7 +156,8 @@ def _predict_part(
         basis = np.full(np.size(median_s), "analytic")
     else:
         corrected = _corrected(correction, kernel, gpu, asked)
-        width, basis = corrected.width, corrected.basis
+        far = (1.0 - corrected.fade) * interval_width(kernel.family)  # as the correction fades, so does what is known of its error
+        width, basis = maximum(corrected.width, far), corrected.basis
         median_s = maximum(median_s * exp(corrected.log_ratio), bound_s)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
@@ -207,8 +208,8 @@ def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launche
         return correction.correct(unnamed, gpu)
     one, other = correction.correct(named.where(~is_unnamed), gpu), correction.correct(unnamed.where(is_unnamed), gpu)
     places = np.argsort(np.argsort(is_unnamed, kind="stable"))
-    log_ratio, width, basis = (np.hstack([getattr(one, name), getattr(other, name)])[places] for name in ("log_ratio", "width", "basis"))
-    return Corrected(log_ratio, width, basis)
+    parts = (np.hstack([getattr(one, name), getattr(other, name)])[places] for name in ("log_ratio", "width", "basis", "fade"))
+    return Corrected(*parts)
 
 
 def _opened(profile: "Profile | str | Path", gpu: GpuSpec, learned: bool) -> "Profile | None":
