@@ -15,7 +15,7 @@ from tests.unit.command_line import Tilecast
 from tilecast import hardware, predict, predict_kernel
 from tilecast.engines.calibrated import profile_from_run
 from tilecast.engines.measurement import plan, script
-from tilecast.errors import InvalidInput, TilecastError
+from tilecast.errors import InvalidInput, MissingData, TilecastError
 from tilecast.kernels.gemm import Gemm
 from tilecast.learning import profiles
 from tilecast.predictors.calibrated import profile_from_rows
@@ -407,3 +407,14 @@ def test_a_comparison_of_gpus_refuses_the_profile_of_one(tilecast: Tilecast, tmp
     refused = tilecast(*asked, f"{GPU},h100-sxm")
     assert refused.code == 2 and "was measured on l20, not on h100-sxm" in refused.err
     assert tilecast(*asked, GPU, "--tp", "1,2").code == 0
+
+
+def test_a_profile_is_not_taken_with_weights_it_was_not_made_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    profiles.write(profile_from_rows([row(64)], GPU), tmp_path / "p.json")
+    assert profiles.opened(tmp_path / "p.json", hardware.gpu(GPU)) is not None
+    profiles.read.cache_clear()
+    profiles._unreadable.cache_clear()
+    monkeypatch.setattr(profiles, "_is_readable", lambda family: family != "gemm")
+    with pytest.raises(MissingData, match=r"was made with other artifacts .* without gemm"):
+        profiles.opened(tmp_path / "p.json", hardware.gpu(GPU))
+    profiles._unreadable.cache_clear()

@@ -20,6 +20,8 @@ import tilecast
 from tilecast.errors import InvalidInput, MissingData
 from tilecast.hardware import GpuSpec, catalogue_hash
 from tilecast.learning.calibration import INTERVAL_SIGMAS, Evidence, Floats, Posterior, Sites, apart, posterior, shipped
+from tilecast.learning.correction import load
+from tilecast.learning.features import SIZES
 from tilecast.learning.manifests import artifacts_hash
 
 SCHEMA = "tilecast.profile/1"
@@ -153,7 +155,24 @@ def _from(content: Mapping[str, Any]) -> Profile:
 
 
 def _here() -> dict[str, str]:
-    return {"tilecast": tilecast.__version__, "catalogue": catalogue_hash(), "artifacts": artifacts_hash()}
+    """What errors are measured against. Weights that cannot be read are other weights: predictions are physics alone then."""
+    return {
+        "tilecast": tilecast.__version__,
+        "catalogue": catalogue_hash(),
+        "artifacts": " without ".join([artifacts_hash(), *_unreadable()]),
+    }
+
+
+@cache
+def _unreadable() -> tuple[str, ...]:
+    return tuple(family for family in SIZES if not _is_readable(family))
+
+
+def _is_readable(family: str) -> bool:
+    try:
+        return load(family) is not None
+    except MissingData:
+        return False
 
 
 def _digest(content: Mapping[str, Any]) -> str:
