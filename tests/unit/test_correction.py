@@ -141,6 +141,15 @@ def test_an_unseen_die_gets_only_what_shapes_do_everywhere(gpu: str, basis: str)
     assert found.basis.tolist() == [basis, basis]
 
 
+def test_a_frameworks_attention_speaks_for_no_engine() -> None:
+    one = by_hand(measured={"a100-sxm-80gb": {"16-bit fa2": ["pytorch"]}, "l40s": {"16-bit fa2": ["pytorch", "vllm"]}})
+    a100, l40s = hardware.gpu("a100-sxm-80gb"), hardware.gpu("l40s")
+    assert one.stand_in(a100, "16-bit fa2", "vllm") == "a100-sxm-80gb"  # a product is the same kernel, whoever calls it
+    wrapped = replace(one, family="attention_decode")
+    assert [wrapped.stand_in(a100, "16-bit fa2", engine) for engine in ("vllm", "sglang", "pytorch")] == [None, None, "a100-sxm-80gb"]
+    assert wrapped.stand_in(l40s, "16-bit fa2", "sglang") == "l40s"
+
+
 def test_a_board_that_boosts_beyond_its_rated_clock_neither_lends_nor_borrows() -> None:
     boosts = hardware.gpu("rtx-4090")
     assert boosts.die == hardware.gpu("l40s").die and boosts.highest_clock_hz > 1.2 * boosts.boost_clock_hz

@@ -58,7 +58,7 @@ def by_basis(supports: tuple[Support, ...]) -> dict[str, float]:
 def _support(family: str, key: str, parts: list[Part], found: Prediction, total_s: float) -> Support:
     call, basis = parts[0].call, parts[0].basis
     correction = usable(family) if family in SIZES and basis != "analytic" else None
-    known = correction.stand_in(found.gpu, key) if correction is not None and call is not None else None
+    known = correction.stand_in(found.gpu, key, found.engine.partition("@")[0]) if correction is not None and call is not None else None
     return Support(
         family=family,
         kernel=key,

@@ -39,6 +39,7 @@ RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as insi
 FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the correction is left
 LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
 FARTHEST = math.log(2.5)  # between rates of two parts of one die: beyond it another pipeline binds, and the other's errors are not its own
+FRAMEWORKS = frozenset(("pytorch", "framework"))  # engines whose rows are calls of a library, not of a server
 SAME_HEADROOM = 0.05  # of the highest clock over the rated one, in log
 NARROWEST, WIDEST = 0.01, 1.5  # log: half an interval
 ARRAYS = ("level", "low", "high", "quantile")
@@ -92,18 +93,19 @@ class Correction:
         names = BASIS_NAMES[basis : basis + 1] if is_lone else np.broadcast_to(BASIS_NAMES[basis], len(numbers))
         return Corrected(log_ratio, width, names, fade)
 
-    def stand_in(self, gpu: GpuSpec, key: str) -> str | None:
+    def stand_in(self, gpu: GpuSpec, key: str, engine: str | None = None) -> str | None:
         """The GPU itself where this kernel was measured on it, else the one with the same die whose rates are nearest, if near enough.
 
+        A framework's attention pads and gathers around the kernel, so its rows speak for no engine (`engine` is who asks).
         A board that boosts beyond its rated clock is as much faster than physics says; one that does not boost has nothing of that.
         Of a what-if part: who speaks for the part that was changed, however far; a lever moves the time as physics says."""
         gpu = as_catalogued(gpu)
-        if key in self.measured.get(gpu.id, ()):
+        if self._has(gpu.id, key, engine):
             return gpu.id
         family = [
             spec
             for spec in map(catalogued, self.gpus)
-            if spec.die == gpu.die and key in self.measured[spec.id] and abs(math.log(_headroom(spec) / _headroom(gpu))) < SAME_HEADROOM
+            if spec.die == gpu.die and self._has(spec.id, key, engine) and abs(math.log(_headroom(spec) / _headroom(gpu))) < SAME_HEADROOM
         ]
 
         def distance(spec: GpuSpec) -> float:
@@ -113,6 +115,13 @@ class Correction:
 
         nearest = min(family, key=distance, default=None)
         return nearest.id if nearest is not None and distance(nearest) < FARTHEST else None
+
+    def _has(self, gpu: str, key: str, engine: str | None) -> bool:
+        """Whether this kernel was measured there in a way that speaks for `engine`."""
+        engines = self.measured.get(gpu, {}).get(key)
+        if engines is None or not self.family.startswith("attention") or not engines or engine in FRAMEWORKS:
+            return engines is not None
+        return not set(engines) <= FRAMEWORKS
 
     def tells(self, names: Mapping[str, str], gpu: GpuSpec) -> bool:
         """Whether rows under these names speak for a question that left the identity open, and not those that do not tell theirs."""
@@ -166,7 +175,7 @@ def _untold(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], 
     """Whether rows that do not tell their kernel speak for it: the one it would be was not measured here, or not in an engine with such."""
     names = dict(asked)
     told, untold = kernel_key(names), kernel_key({**names, "identity": "None"})
-    known, other = correction.stand_in(gpu, told), correction.stand_in(gpu, untold)
+    known, other = (correction.stand_in(gpu, key, names.get("engine")) for key in (told, untold))
     if known is None or other is None:
         return other is not None
     here = as_catalogued(gpu).id
@@ -199,7 +208,7 @@ class Speaker:
 def _speaker(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], ...]) -> Speaker:
     names = dict(asked)
     # Kernels of one family differ by a third and more: another kernel's level and trees on this GPU would be a silent substitute.
-    known = correction.stand_in(gpu, kernel_key(names))
+    known = correction.stand_in(gpu, kernel_key(names), names.get("engine"))
     seen = gpu.id in correction.gpus and not gpu.overrides  # a what-if part was never measured
     basis = 0 if seen and known == gpu.id else 2 if gpu.arch in correction.archs else 3
     names = _in_its_engine(correction, names, known)

@@ -169,7 +169,7 @@ def _spoken_for(correction: Correction, data: Examples) -> NDArray[np.bool_]:
     groups, first = np.unique(data.group_of, return_index=True)
     known = np.zeros(len(data.names), bool)
     known[groups] = [
-        correction.stand_in(hardware.gpu(str(data.gpu[row])), kernel_key(data.names[group])) is not None
+        correction.stand_in(hardware.gpu(str(data.gpu[row])), kernel_key(data.names[group]), data.names[group].get("engine")) is not None
         for group, row in zip(groups.tolist(), first.tolist(), strict=True)
     ]
     return known[data.group_of]
