@@ -97,6 +97,7 @@ SOURCES = {
         "sampling.FP32_READS",
     },
     "published": {  # ratios that a library's authors measured
+        "attention_backward.SLOWER",
         "flash_attention_1.SLOWER_FORWARD",
         "flash_attention_1.SLOWER_BACKWARD",
     },
