@@ -21,6 +21,7 @@ START = {"level": 0.15, "group": 0.08, "kernel": 0.1, "engine": 0.07, "family_sh
          "own": 0.2}  # fmt: skip
 START_LENGTHS = {"share bound": 1.5, "clock": 0.1, "tail": 0.5, "log waves": 4.0, "log time in launches": 5.0, "size": 6.0}
 USUAL_LENGTH = 3.0
+LEAST_OWN = 1e-6  # of a variance
 STIFFNESS = 1e-3  # per row: how much the start is worth against the data
 
 Sets = list[tuple[Sites, Floats]]
@@ -92,7 +93,8 @@ def _surprise(prior: Prior, found: Sites, offset: Floats) -> float:
     """Minus the log likelihood of a GPU's errors."""
     names, places = np.unique(found.family, return_inverse=True)
     spread = np.array([prior.of(str(name)).scale for name in names])[places] * found.spread
-    matrix = (prior.correlation(found, found) + np.diag(prior.own(found))) * spread[:, None] * spread[None, :]
+    own = np.diag(prior.own(found) + LEAST_OWN)  # else launches that are alike to the last digit leave nothing to invert
+    matrix = (prior.correlation(found, found) + own) * spread[:, None] * spread[None, :]
     root = np.linalg.cholesky(matrix)
     white = np.linalg.solve(root, offset)
     return float(0.5 * white @ white + np.log(np.diag(root)).sum())
