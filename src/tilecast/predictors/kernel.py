@@ -156,8 +156,9 @@ def _predict_part(
         basis = np.full(np.size(median_s), "analytic")
     else:
         corrected = _corrected(correction, kernel, gpu, asked)
-        far = (1.0 - corrected.fade) * interval_width(kernel.family)  # as the correction fades, so does what is known of its error
-        width, basis = maximum(corrected.width, far), corrected.basis
+        width, basis, fade = corrected.width, corrected.basis, corrected.fade
+        if isinstance(fade, np.ndarray) or fade < 1.0:  # as the correction fades, so does what is known of its error
+            width = maximum(width, (1.0 - fade) * interval_width(kernel.family))
         median_s = maximum(median_s * exp(corrected.log_ratio), bound_s)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
