@@ -19,7 +19,10 @@ def num_cases(table: pl.DataFrame) -> int:
 def best(table: pl.DataFrame, *kinds: str) -> str | None:
     """The predictor of these kinds with the smallest headline error, among those that answer most cases if any does. Of ours, what ships:
     physics alone stands beside it on the page, better or worse."""
-    if kinds == ("ours",) and table.filter((pl.col("predictor") == SHIPPED) & pl.col("mape").is_finite()).height:
+    if (
+        kinds == ("ours",)
+        and table.filter((pl.col("predictor") == SHIPPED) & (pl.col("kind") == "ours") & pl.col("mape").is_finite()).height
+    ):
         return SHIPPED
     of_kind = table.filter(pl.col("kind").is_in(list(kinds or KINDS)) & pl.col("mape").is_finite())
     broad = of_kind.filter(pl.col("rows") >= LEAST_COVERAGE * num_cases(table))
