@@ -89,3 +89,12 @@ def test_a_product_whose_rows_do_not_tell_their_kernel_is_priced_in_every_tile()
 def test_deepgemm_is_named_only_where_it_is_written_for() -> None:
     assert [Gemm(m=1, n=1, k=1, dtype="fp8_block").newest_identity(hardware.gpu(gpu)) for gpu in ("h20", "b300-sxm", "l40s", "a40")] == [
         "deepgemm", "deepgemm", "triton", "triton"]  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", ["a100-pcie-40gb", "v100-pcie-32gb", "mi210"])
+def test_batched_products_in_fp32_are_told_by_their_own_rows(gpu: str) -> None:
+    """Frameworks' rows name the kernel of a batched product, unlike the engines' in 16 bits."""
+    found = predict_kernel(
+        Gemm(m=512, n=64, k=512, batch=np.array([1, 96]), dtype="fp32"), gpu, timer="event", cache="warm", engine="pytorch"
+    )
+    assert found.basis.tolist() == ["interpolated", "interpolated"]

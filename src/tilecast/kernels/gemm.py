@@ -126,7 +126,9 @@ class Gemm:
         return identity in OWN_TILES
 
     def unnamed(self) -> Any:
-        """Which launches no row tells the kernel of: batched products."""
+        """Which launches no row tells the kernel of: batched products, but for those in fp32, which frameworks ran and say how."""
+        if self.dtype == "fp32":
+            return False
         return self.batch > 1 if isinstance(self.batch, int) else np.greater(self.batch, 1)
 
     def _quantise_s(self, size: dict[str, Any], gpu: GpuSpec, protocol: Protocol) -> Any:
