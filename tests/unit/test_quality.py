@@ -221,3 +221,10 @@ def test_rows_keep_their_order_and_their_number_and_usable_drops_the_rest() -> N
     assert judged["origin_row"].to_list() == [9, 8, 7, 6]
     assert quality.usable(judged)["origin_row"].to_list() == [8, 6]
     assert quality.summary(judged).rows() == [("toy", "gemm", NO_TIME, 2)]
+
+
+def test_what_throttled_in_one_sweep_is_not_steady() -> None:
+    common = {"gpu": "t4", "dtype": "fp32", "timer": "event", "cache": "warm", "latency_s": 1e-3, **FROM, **GEMM}
+    clocks = [None, "throttled", "ramping"]
+    frame = conform(pl.DataFrame([{**common, "origin_row": row, "clock": clock} for row, clock in enumerate(clocks)]), "gemm")
+    assert quality.steady(frame)["clock"].to_list() == [None, "ramping"]

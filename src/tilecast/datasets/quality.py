@@ -49,6 +49,11 @@ def usable(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(pl.col("set_aside").is_null())
 
 
+def steady(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows not marked as throttled: how far a board throttles differs from sweep to sweep, so such rows do not repeat."""
+    return frame.filter((pl.col("clock").cast(pl.String) != "throttled").fill_null(True))
+
+
 def summary(frame: pl.DataFrame) -> pl.DataFrame:
     """How many rows were set aside, by source, family and reason."""
     return (

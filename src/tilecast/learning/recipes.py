@@ -11,7 +11,7 @@ import polars as pl
 
 import tilecast
 from tilecast import hardware
-from tilecast.datasets import splits, store
+from tilecast.datasets import quality, splits, store
 from tilecast.datasets.schema import SHAPES, conform
 from tilecast.errors import InvalidInput, MissingData
 from tilecast.kernels.registry import kernel as kernel_record
@@ -79,8 +79,9 @@ def training_rows(family: str, names: Sequence[str]) -> pl.DataFrame:
 
 
 def _stored_rows(family: str, name: str) -> pl.DataFrame:
-    """The newest version of each engine where a source has several campaigns; single rows of one tuned configuration teach nothing here."""
-    rows = store.rows(family, [name])
+    """At steady clocks, the newest version of each engine where a source has several campaigns; single rows of one tuned configuration
+    teach nothing here."""
+    rows = quality.steady(store.rows(family, [name]))
     if name == "aiconfigurator":
         return splits.newest(rows)
     if "kv_lens" in rows.columns:
