@@ -13,15 +13,27 @@ from tilecast.workloads.parallelism import node_for, sharded
 ENGINES = ("sglang", "vllm", "trtllm")
 
 
-def launches(name, gpu, phase="decode", model="Qwen/Qwen3-32B", tp=2, batch=30):
-    """name -> (identity, rows or nothing) of every launch of a step."""
+def calls(name, gpu, phase="decode", model="Qwen/Qwen3-32B", tp=2, batch=30):
     config, spec = model_config(model), hardware.gpu(gpu)
     shard = sharded(config, tp, node_for(spec, tp))
     asked = Batch.uniform(batch, 1000, 4)
     tokens = decode_tokens(asked, [0]) if phase == "decode" else prefill_tokens(asked)
     operations = architecture(config.architecture).step(config, shard)
     step = kernel_step(operations, tokens, config=config, shard=shard, engine=engine(name), gpu=spec, kv_dtype=config.kv_dtype or "bf16")
-    return {call.name: call.kernel for call in step.calls}
+    return step.calls
+
+
+def launches(name, gpu, phase="decode", **more):
+    """name -> kernel of every launch of a step."""
+    return {call.name: call.kernel for call in calls(name, gpu, phase, **more)}
+
+
+@pytest.mark.parametrize(("model", "expected"), [("Qwen/Qwen3-32B", "sglang"), ("Qwen/Qwen3-32B-FP8", "vllm")])
+def test_products_of_vllm_in_16_bits_are_those_of_random_weights(model, expected):
+    """Its own 16-bit rows multiply weights that nobody set; of block-scaled ones it has random weights."""
+    asked = {call.name: call.measured_in for call in calls("vllm", "h100-sxm", "prefill", model=model)}
+    assert asked["gate_up_proj"] == asked["down_proj"] == expected
+    assert asked["attention"] == "vllm" and asked["lm_head"] == "sglang"
 
 
 def identities(gpu, phase, launch, **more):

@@ -227,8 +227,13 @@ def kernel_step(
 
     def launch(name: str, family: str, held: str, count: int, **parameters: Any) -> None:
         built = kernel(family)(dtype=held, **parameters)
-        asked = engine.fact("experts_measured_in").get(held, engine.name) if family == "moe" and shard.ep == 1 else engine.name
-        calls.append(KernelCall(name, tokens.phase, built, count, engine.cache.get(family, "warm"), asked, beside.get(name)))
+        calls.append(KernelCall(name, tokens.phase, built, count, engine.cache.get(family, "warm"), asked(family, held), beside.get(name)))
+
+    def asked(family: str, held: str) -> str:
+        """The engine whose measurements of a kernel speak for this one's."""
+        fact = "products_measured_in" if family == "gemm" else "experts_measured_in" if family == "moe" and shard.ep == 1 else None
+        own: str = engine.name
+        return own if fact is None else engine.fact(fact).get(held, own)
 
     # Where every rank has whole experts, a token may be sent to those that it chose instead of to all ranks.
     sent = bool(engine.fact("experts_all_to_all")) and shard.dp > 1 and shard.ep == shard.tp
