@@ -91,8 +91,8 @@ def _layer(raw: pl.DataFrame, family: str) -> pl.DataFrame:
 
 _KERNEL = "dtype latency_ms split kernel_name torch_version"
 _ROWS = _call(rows="B", cols="H")
-# Boards of 70 to 75 W, swept until they throttled, by as much as they were hot: two campaigns of one kernel are 1.25 times (T4) and four times
-# (P4) apart. L4 has one campaign, as far below its peak.
+# Boards of 70 to 75 W, swept until they throttled, as far as they were hot: two campaigns of one kernel are 1.25 times (T4) and four
+# times (P4) apart. L4 has one campaign, as far below its peak.
 _HOT = pl.when(pl.col("gpu").is_in(["l4", "p4", "t4"])).then(pl.lit("throttled"))
 
 FILES: Mapping[str, RawFile] = {
