@@ -30,6 +30,8 @@ SOURCES = {
         "attention_loops.THREADS_PER_SM",
         "streaming.VECTOR_BYTES",
         "analytic.NARROWEST_WIDTH",  # Volta's and Turing's tensor cores
+        "analytic.PORT_BYTES_PER_CLOCK",  # twice attention_loops.BULK_COPY_BYTES_PER_CLOCK: reads and writes
+        "conv2d.WINOGRAD_SHARE",  # the algorithm's own count
         "clock.REFERENCE_WIDTH",  # the unit in which energy_j_per_flop is told
         "clock.REFERENCE_NM",  # likewise vector_energy_j_per_flop
         "clock.NARROW_POWER",  # power of boards at their limit, in bf16, fp8 and nvfp4

@@ -17,6 +17,7 @@ from tilecast.execution.tasks import Floats, Numbers, TaskSet
 from tilecast.hardware import GpuSpec
 
 NARROWEST_WIDTH = 512.0  # 16-bit FLOP per clock per SM of the narrowest tensor cores
+PORT_BYTES_PER_CLOCK = 128.0  # between an SM and L2: 64 each way
 SHARPNESS = 30.0  # of the choice among variants: one that is 10 % slower weighs a twentieth; chosen, not fitted
 PIPELINES = ("tensor", "vector", "special", "shared", "l2", "dram")
 
@@ -330,8 +331,12 @@ def _work_per_task(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> dict[str, tup
 
 def _bound(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> Numbers:
     """The largest pipeline demand for the asked cache state at the highest clock: nothing real is faster."""
-    traffic_s = tasks.least_bytes / gpu.dram_bytes_per_s
-    return maximum(tasks.least_flop / rates.highest_flop_per_s, traffic_s) if _used(tasks.least_flop) else traffic_s
+    bound_s = tasks.least_bytes / gpu.dram_bytes_per_s
+    if _used(tasks.least_flop):
+        bound_s = maximum(bound_s, tasks.least_flop / rates.highest_flop_per_s)
+    if _used(tasks.least_port_bytes):
+        bound_s = maximum(bound_s, tasks.least_port_bytes / (gpu.num_sms * PORT_BYTES_PER_CLOCK * gpu.highest_clock_hz))
+    return bound_s
 
 
 # ---- smooth choices ------------------------------------------------------------------------------------------------

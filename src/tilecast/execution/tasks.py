@@ -21,6 +21,7 @@ class TaskSet(NamedTuple):  # made in a third of a frozen dataclass's time, whic
     num_tasks: Numbers
     least_flop: Numbers  # per launch, no padding: with least_bytes, the bound
     least_bytes: Numbers  # per launch, must cross DRAM in the asked cache state
+    least_port_bytes: Numbers = 0.0  # per launch, must enter or leave SMs, wherever they lie; 0 where FLOP say more
     matrix_flop: Numbers = 0.0  # per task, padding included
     vector_flop: Numbers = 0.0  # per task, fp32 lanes
     special_ops: Numbers = 0.0  # per task: exp, rsqrt, ...

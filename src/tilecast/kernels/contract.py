@@ -32,6 +32,7 @@ def check_kernel(kernel: Any, example: Mapping[str, Any]) -> None:
             where = f"{kernel.family} on {name}, {protocol}"
             assert np.isfinite(analysis.analytic_s).all(), f"{where}: time is not finite"
             assert (analysis.analytic_s > 0).all(), f"{where}: time is not positive"
+            assert (analysis.bound_s > 0).all(), f"{where}: nothing takes no time, but that is its bound"
             assert (analysis.analytic_s >= analysis.bound_s).all(), f"{where}: {analysis.analytic_s} beats the bound {analysis.bound_s}"
     _check_sizes(kernel, example)
 

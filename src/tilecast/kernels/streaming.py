@@ -103,6 +103,7 @@ def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: Str
         num_tasks=ceil(stream.blocks),
         least_flop=0.0 * least,
         least_bytes=least_from_dram(least, gpu, protocol.cache),
+        least_port_bytes=least,
         vector_flop=stream.flop,
         special_ops=stream.special_ops,
         l2_bytes=(per_block + read_again) * weight,
