@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 
 from tilecast.engines.base import engine
@@ -9,6 +10,7 @@ from tilecast.engines.many import outcomes
 from tilecast.engines.predict import predict, set_up
 from tilecast.hardware import gpu
 from tilecast.predictors import predict_kernel
+from tilecast.workloads.aggregate import price_steps
 from tilecast.workloads.graph import Batch, chunked_prefill
 
 PHYSICS = partial(predict_kernel, learned=False)
@@ -63,6 +65,29 @@ def test_a_pipelined_prefill_takes_a_pass_and_the_last_stage_of_the_others():
     one = batch_on("vllm", 16, 1024)
     assert piped.prefill_s.median == pytest.approx(one.prefill_s.median * 9 / 2, rel=0.05)
     assert flat.prefill_s.median < piped.prefill_s.median * 1.5
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize(("batch", "isl"), [(8, 2049), (12, 2048), (8, 4096), (24, 3000), (7, 1171)])
+def test_unequal_passes_take_as_long_as_pass_by_pass_and_stage_by_stage(batch, isl, pp):
+    found = set_up("meta-llama/Llama-3.1-70B", "h100-sxm", tp=8 // pp, pp=pp, engine="vllm")
+    tokens, counts, _ = found.prefill(Batch.uniform(batch, isl, 8), Batch.uniform(batch, isl, 8))
+    stages_s = [time.median_s for time in price_steps([found.step(tokens, stage) for stage in range(pp)], found.gpu, PHYSICS)]
+    free_s = [0.0] * pp  # when each stage has done with the pass before
+    for place in np.repeat(np.arange(len(counts)), np.rint(counts).astype(int)):
+        ready_s = 0.0
+        for stage in range(pp):
+            ready_s = free_s[stage] = max(ready_s, free_s[stage]) + stages_s[stage][place]
+    told = batch_on("vllm", batch, isl, tp=8 // pp, pp=pp)
+    host_s = sum(part.time.median for part in told.breakdown if part.phase == "prefill" and part.name == "host")
+    assert told.prefill_s.median - host_s == pytest.approx(free_s[-1], rel=0.03)
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_a_token_more_in_every_prompt_is_not_faster(pp):
+    # 8 x 2048 tokens fill one pass of vLLM's offline budget; a token more makes a second pass of 8 tokens.
+    full, more = (batch_on("vllm", 8, isl, tp=8 // pp, pp=pp).prefill_s.median for isl in (2048, 2049))
+    assert full < more < 1.05 * full
 
 
 @pytest.mark.parametrize("name", ["vllm", "trtllm"])

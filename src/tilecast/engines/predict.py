@@ -248,8 +248,7 @@ def predict(
         wanted += [(steps, None), *([(steps, shard.pp - 1)] if waits_for_waves else [])]
     times = iter(price_steps([found.step(tokens, stage) for tokens, stage in wanted], spec, price))
     prefill = next(times)
-    waits = next(times).times(num_passes - 1) if waits_for_passes else None
-    once = passes / num_passes if waits else passes  # stages overlap: one pass, and the last stage of the others
+    once, waits = _in_stages(prefill, passes, num_passes, next(times)) if waits_for_passes else (passes, None)
     decode = next(times) if steps is not None else None
     last_stage = next(times, None)
     host_prefill, host_step = _prefill_host(runs.host, config, prefill, passes), _decode_host(runs, config, shard)
@@ -436,6 +435,19 @@ def _prefill_host(host: Host, config: ModelConfig, prefill: StepTime, passes: np
 
 def _spread(seconds: float, host: Host) -> Interval:
     return Interval(seconds, seconds * (1.0 - host.spread_fraction), seconds * (1.0 + host.spread_fraction))
+
+
+def _in_stages(whole: StepTime, passes: np.ndarray, num_passes: int, last_stage: StepTime) -> tuple[Floats, StepTime]:
+    """Which pass goes through all stages while the others overlap, and how long the last stage takes for those others.
+
+    A pass enters a stage when the one before has left it, so that with stages alike the longest passes all of them and every other
+    adds one stage.
+    """
+    longest = np.zeros(len(passes))
+    longest[np.argmax(whole.median_s)] = 1.0
+    others = passes * (num_passes / passes.sum()) - longest
+    waits = {name: float(others @ getattr(last_stage, name)) * longest for name in ("median_s", "low_s", "high_s")}
+    return longest, StepTime(calls=(), basis=last_stage.basis, **waits)
 
 
 def _measured_host(profile: Profile, phase: str, host: Interval) -> Interval:
