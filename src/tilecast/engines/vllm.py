@@ -37,8 +37,8 @@ def latent_attention(gpu: GpuSpec, phase: str) -> str | None:
 
 
 def all_reduce(node: NodeSpec, num_gpus: int, num_bytes: float) -> str:
-    """Its own kernels need a link between all GPUs: a pair on PCIe goes through NCCL."""
-    joined = node.topology in ("switch", "mesh")
+    """Its own kernels need a link between all GPUs, or just a pair of them."""
+    joined = node.topology in ("switch", "mesh") or num_gpus == 2
     return "custom" if joined and num_gpus in CUSTOM_GROUPS and num_bytes <= LARGEST_CUSTOM else "nccl"
 
 

@@ -33,6 +33,7 @@ from tilecast.kernels.attention_loops import (
     threads_per_sm,
 )
 from tilecast.kernels.base import count, flag, sizes
+from tilecast.kernels.matrix_units import split_gain
 from tilecast.kernels.requests import Requests, asked_lengths, checked_lengths, lengths, over_requests, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
@@ -313,6 +314,7 @@ def attention_loop(
     setting = Setting(
         gpu=gpu,
         using=using,
+        compute=shape.compute,
         decode=decode,
         style=mma_style(gpu),
         engine=engine or DEFAULT_ENGINE,
@@ -380,6 +382,7 @@ def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, decode: bool) -> 
         identity == "trtllm" and mma_style(gpu) != "sync" and "fp8" in gpu.tensor_flop_per_clock_per_sm and DTYPES[compute].bits == 16
     )
     gain = gpu.tensor_flop_per_clock_per_sm["fp8"] / rate if runs_fp8 else 1.0
+    otherwise = split_gain(gpu) if compute == "fp32" and identity != "unfused" else 1.0  # PyTorch's memory-efficient kernel
     return Shape(
         requests=requests,
         num_heads=heads,
@@ -394,7 +397,7 @@ def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, decode: bool) -> 
         out_bytes=max(2.0, min(4.0, held.activation.bytes)),
         kv_bytes=kv_bytes,
         compute=compute,
-        rate_gain=np.where(kv_names[:, None] == "fp8", gain, 1.0),
+        rate_gain=np.where(kv_names[:, None] == "fp8", gain, otherwise),
     )
 
 

@@ -11,7 +11,7 @@ from tilecast.errors import UnknownName
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.matrix_units import legacy_stretch
+from tilecast.kernels.matrix_units import legacy_stretch, split_gain
 
 IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm", "triton", "unfused")
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
@@ -120,6 +120,7 @@ class Setting:
 
     gpu: GpuSpec
     using: AttentionConstants
+    compute: str  # dtype in which matrices are multiplied
     decode: bool
     style: str
     engine: str
@@ -147,8 +148,8 @@ class Setting:
 
     @property
     def legacy(self) -> float:
-        """Matrix time of mma.sync over that of the GPU's own instructions."""
-        return legacy_stretch(self.gpu)
+        """Matrix time of mma.sync over that of the GPU's own instructions; vector units have but one kind."""
+        return 1.0 if self.compute == "fp32" and split_gain(self.gpu) == 1.0 else legacy_stretch(self.gpu)
 
     @property
     def narrow_gain(self) -> float:
