@@ -82,7 +82,7 @@ class Outcome:
 
     @property
     def output_tokens_per_s(self) -> Interval:
-        return _rate(self.output_tokens, self.total_s)
+        return self.total_s.rate_of(self.output_tokens)
 
     @property
     def output_tokens_per_s_per_gpu(self) -> Interval:
@@ -91,7 +91,7 @@ class Outcome:
     @property
     def output_tokens_per_s_per_user(self) -> Interval:
         """How fast one request sees its tokens come, once the first is there."""
-        return _rate(1, self.tpot_s) if self.decode_steps else NOTHING
+        return self.tpot_s.rate_of(1)
 
     def to_dict(self) -> dict[str, Any]:
         said = ("gpu", "tp", "num_gpus", "batch", "isl", "osl", "decode_steps", "fits", "basis")
@@ -101,10 +101,6 @@ class Outcome:
             **{name: getattr(self, name) for name in said[6:]},
             "memory": self.memory.to_dict(),
         }
-
-
-def _rate(tokens: float, time: Interval) -> Interval:
-    return Interval(tokens / time.median, tokens / time.high, tokens / time.low)
 
 
 def outcomes(

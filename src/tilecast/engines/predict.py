@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from tilecast.workloads.quantisation import requantised, served
 
 HOST = "host"
 PIPELINE = "pipeline_wait"  # for other micro-batches
+TOKENS_PER_S = "tokens/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,28 @@ class Interval:
     median: float
     low: float
     high: float
+    unit: str = field(default="s", kw_only=True)  # times are told in the unit that suits them
 
     def __add__(self, other: "Interval") -> "Interval":
         """Errors on one GPU go together: the bounds of a sum are the sums of the bounds."""
-        return Interval(self.median + other.median, self.low + other.low, self.high + other.high)
+        return Interval(self.median + other.median, self.low + other.low, self.high + other.high, unit=self.unit)
 
     def per(self, number: float) -> "Interval":
-        return Interval(self.median / number, self.low / number, self.high / number)
+        return Interval(self.median / number, self.low / number, self.high / number, unit=self.unit)
+
+    def rate_of(self, tokens: float) -> "Interval":
+        """Tokens a second, of `tokens` in this time: the longest time is the lowest rate, and no time is no rate."""
+        if not self.median:
+            return Interval(0.0, 0.0, 0.0, unit=TOKENS_PER_S)
+        return Interval(tokens / self.median, tokens / self.high, tokens / self.low, unit=TOKENS_PER_S)
 
     def to_dict(self) -> dict[str, float]:
         return {"median": self.median, "low": self.low, "high": self.high}
 
     def __str__(self) -> str:
-        return units.interval_s(self.median, self.low, self.high)
+        if self.unit == "s":
+            return units.interval_s(self.median, self.low, self.high)
+        return f"{units.significant(self.median)} ({units.significant(self.low)}-{units.significant(self.high)}) {self.unit}"
 
 
 NOTHING = Interval(0.0, 0.0, 0.0)
@@ -153,8 +163,7 @@ class Prediction:
 
     @property
     def output_tokens_per_s(self) -> Interval:
-        tokens, total = sum(self.batch.output_tokens), self.total_s
-        return Interval(tokens / total.median, tokens / total.high, tokens / total.low)
+        return self.total_s.rate_of(sum(self.batch.output_tokens))
 
     @property
     def fits(self) -> bool:
@@ -182,12 +191,11 @@ class Prediction:
         }
 
     def _repr_html_(self) -> str:
-        rate = self.output_tokens_per_s
         rows = [
             ("prefill (first token)", str(self.prefill_s)),
             ("decode step", str(self.decode_step_s) if self.decode_steps else "-"),
             ("total", str(self.total_s)),
-            ("output tokens/s", f"{units.significant(rate.median)} ({units.significant(rate.low)}-{units.significant(rate.high)})"),
+            ("throughput", str(self.output_tokens_per_s)),
             ("memory per GPU", f"{units.human('_bytes', self.memory.total_bytes)} of {units.human('_bytes', self.memory.capacity_bytes)}"),
             ("basis", self.basis),
         ]
