@@ -105,8 +105,8 @@ def account(kernel: Moe, gpu: GpuSpec, space: Space) -> Account:
         np.log(weight_bytes / cache_bytes(gpu)),
     )  # fmt: skip
     numbers = np.empty((len(FEATURES), len(space)), np.float32)
-    for row, values in enumerate(columns):
-        numbers[row] = values
+    for row, values in zip(numbers, columns, strict=True):
+        row[:] = values
     return Account(
         analytic_s=analytic_s, bound_s=bound_s, waves=waves, tail=tail, padding=padding, tasks=tasks, resident=resident,
         l2_bytes=l2_bytes, dram_bytes=np.maximum(np.minimum(traffic, l2_bytes), least), numbers=numbers.T,
