@@ -267,7 +267,7 @@ def _helper_rows(shape: Shape, loop: Loop) -> Floats:
     return np.asarray(shape.requests.total(shape.requests.q) * heads)
 
 
-def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants) -> TaskSet:
+def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
     """Scores to memory, softmax over them, scores times values: three kernels, nothing trimmed, four passes over the score matrix."""
     requests = shape.requests
     tile = 128.0
@@ -421,9 +421,9 @@ class AttentionDecode(_Attention):
 def _tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool) -> TaskSet:
     identity = resolved(kernel.identity, gpu)
     shape = _shape(kernel, gpu, identity, decode=decode)
-    using = attention_constants()
     if identity == "unfused":
-        return unfused_tasks(shape, gpu, protocol, using)
+        return unfused_tasks(shape, gpu, protocol)
+    using = attention_constants()
     return fused_tasks(
         shape,
         attention_loop(identity, shape, gpu, using, decode=decode, engine=kernel.engine),

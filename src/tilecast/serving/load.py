@@ -41,10 +41,6 @@ class Load:
     latency_s: Mapping[str, Floats]
     queue_s: Floats
 
-    @property
-    def num_counted(self) -> int:
-        return len(self.queue_s)
-
 
 def run_load(
     found: Setup,

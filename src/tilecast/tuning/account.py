@@ -21,7 +21,6 @@ Floats = NDArray[np.float64]
 WARM = Protocol(timer="profiler", cache="warm")  # how the searches that taught the ranking were timed
 OTHER_REGISTERS = 48  # of a thread beside its accumulators: addresses, operands
 LATENCY_S = 0.8e-6  # of DRAM under load: bytes that must be in flight follow from it
-LEAST = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
