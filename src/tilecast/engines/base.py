@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
@@ -212,7 +212,7 @@ def _numbers(release: str) -> list[int]:
 
 
 def kernel_step(
-    operations: Iterable[Operation], tokens: Tokens, *, config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, kv_dtype: str
+    operations: Sequence[Operation], tokens: Tokens, *, config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, kv_dtype: str
 ) -> Step:
     """The kernels that do `operations` on `tokens`, in the order in which they run."""
     rows = tokens.rows
