@@ -18,13 +18,13 @@ from tilecast.engines.predict import (
     Interval,
     Prediction,
     Setup,
-    _decode_host,
-    _median_step,
-    _prefill_host,
-    _total,
     check_context,
+    decode_host,
+    median_step,
     predict,
+    prefill_host,
     set_up,
+    weighted_total,
 )
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
@@ -145,15 +145,15 @@ def _joined(
 ) -> Outcome:
     """As `predict` adds up a batch."""
     decode_s = step_s = NOTHING
-    host_prefill = _prefill_host(found.engine.host, found.config, prefill, np.ones(1))
+    host_prefill = prefill_host(found.engine.host, found.config, prefill, np.ones(1))
     if len(points):
-        host = _decode_host(found.engine, found.config, found.shard)
-        decode_s = _total(decode, step_weights(points)) + host.per(1.0 / batch.num_decode_steps)
-        step_s = _median_step(points, decode) + host
+        host = decode_host(found.engine, found.config, found.shard)
+        decode_s = weighted_total(decode, step_weights(points)) + host.per(1.0 / batch.num_decode_steps)
+        step_s = median_step(points, decode) + host
     return Outcome(
         gpu=found.gpu.id, tp=tp, num_gpus=tp, batch=case[0], isl=case[1], osl=case[2],
         output_tokens=case[0] * case[2], decode_steps=batch.num_decode_steps, decode_step_s=step_s, decode_s=decode_s,
-        prefill_s=_total(prefill, np.ones(1)) + host_prefill, memory=found.memory(batch),
+        prefill_s=weighted_total(prefill, np.ones(1)) + host_prefill, memory=found.memory(batch),
         basis=BASES[max(BASES.index(prefill.basis), BASES.index(decode.basis))],
     )  # fmt: skip
 

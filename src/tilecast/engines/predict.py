@@ -260,11 +260,11 @@ def predict(
     once = passes / num_passes if waits else passes  # stages overlap: one pass, and the last stage of the others
     decode = next(times) if steps is not None else None
     last_stage = next(times, None)
-    host_prefill, host_step = _prefill_host(runs.host, config, prefill, passes), _decode_host(runs, config, shard)
+    host_prefill, host_step = prefill_host(runs.host, config, prefill, passes), decode_host(runs, config, shard)
     if measured is not None:
         host_prefill, host_step = (_measured_host(measured, *each) for each in (("prefill", host_prefill), ("decode", host_step)))
     parts = _parts("prefill", prefill, once, host_prefill, waits)
-    prefill_s = _total(prefill, once) + host_prefill + (_total(waits, once) if waits else NOTHING)
+    prefill_s = weighted_total(prefill, once) + host_prefill + (weighted_total(waits, once) if waits else NOTHING)
     decode_s = step_s = NOTHING
     if decode is not None:
         weights, waits = step_weights(points), None
@@ -273,8 +273,8 @@ def predict(
             if runs.fact("overlaps_decode_steps"):  # a group's next pass starts when it is back, or when the last stage has seen all groups
                 waits = last_stage.times(waves).beyond(decode)
         host_s = host_step.per(1.0 / asked.num_decode_steps)
-        decode_s = _total(decode, weights) + host_s + (_total(waits, weights) if waits else NOTHING)
-        step_s = _median_step(points, decode) + host_step + (_median_step(points, waits) if waits else NOTHING)
+        decode_s = weighted_total(decode, weights) + host_s + (weighted_total(waits, weights) if waits else NOTHING)
+        step_s = median_step(points, decode) + host_step + (median_step(points, waits) if waits else NOTHING)
         parts += _parts("decode", decode, weights, host_s, waits)
     fullest = memory_of(config, shard, runs, spec, asked, held)
     return Prediction(
@@ -299,7 +299,7 @@ def predict(
             **({"profile": measured.told()} if measured else {}),
         },
         steps=(prefill, decode) if decode else (prefill,),
-        warnings=_warnings(config, asked, spec, box),
+        warnings=warnings_of(config, asked, spec, box),
         profile=measured,
     )  # fmt: skip
 
@@ -416,7 +416,7 @@ def _longest(config: ModelConfig, batch: Batch) -> int:
     return max(batch.input_tokens) if config.is_encoder else batch.longest_context
 
 
-def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | None) -> tuple[str, ...]:
+def warnings_of(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | None) -> tuple[str, ...]:
     """What is answered all the same, but should be known."""
     found = list(config.notes)
     if config.max_context is not None and (longest := _longest(config, batch)) > config.max_context:
@@ -429,14 +429,14 @@ def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | 
 # ---- sums --------------------------------------------------------------------------------------------------------
 
 
-def _decode_host(engine: Engine, config: ModelConfig, shard: Shard) -> Interval:
+def decode_host(engine: Engine, config: ModelConfig, shard: Shard) -> Interval:
     """Between two steps; with stages, tokens come back from the last one before the first can go on."""
     host = engine.host
     step_s = max(host.decode_step_s, float(engine.fact("decode_step_with_stages_s"))) if shard.pp > 1 else host.decode_step_s
     return _spread(step_s + config.num_layers * host.decode_layer_s, host)
 
 
-def _prefill_host(host: Host, config: ModelConfig, prefill: StepTime, passes: np.ndarray) -> Interval:
+def prefill_host(host: Host, config: ModelConfig, prefill: StepTime, passes: np.ndarray) -> Interval:
     """The fixed part of each pass, and what launching its layers takes beyond the time the GPU is busy with them anyway."""
     launching = config.num_layers * host.prefill_layer_s
     return _spread(float(passes @ (host.prefill_step_s + np.maximum(0.0, launching - prefill.median_s))), host)
@@ -458,17 +458,17 @@ def host_spread(host: Interval) -> float:
     return math.log(host.high / host.median) / INTERVAL_SIGMAS if host.median else 0.0
 
 
-def _total(step: StepTime | CallTime, weights: Floats) -> Interval:
+def weighted_total(step: StepTime | CallTime, weights: Floats) -> Interval:
     return Interval(*(float(weights @ values) for values in (step.median_s, step.low_s, step.high_s)))
 
 
-def _median_step(points: np.ndarray, step: StepTime) -> Interval:
+def median_step(points: np.ndarray, step: StepTime) -> Interval:
     return Interval(*(median_over_steps(points, values) for values in (step.median_s, step.low_s, step.high_s)))
 
 
 def _parts(phase: str, step: StepTime, weights: Floats, host: Interval, waits: StepTime | None) -> list[Part]:
-    wait = _total(waits, weights) if waits else NOTHING
-    whole = _total(step, weights).median + host.median + wait.median
+    wait = weighted_total(waits, weights) if waits else NOTHING
+    whole = weighted_total(step, weights).median + host.median + wait.median
     others = [(HOST, host, "analytic")] + ([(PIPELINE, wait, waits.basis)] if waits else [])
     return [_part(time, weights, whole) for time in step.calls] + [
         Part(
@@ -480,13 +480,13 @@ def _parts(phase: str, step: StepTime, weights: Floats, host: Interval, waits: S
 
 
 def _part(time: CallTime, weights: Floats, whole_s: float) -> Part:
-    call, total = time.call, _total(time, weights)
+    call, total = time.call, weighted_total(time, weights)
     return Part(
         phase=call.phase,
         name=call.name,
         family=call.kernel.family,
         identity=call.kernel.identity,
-        sizes=_sizes(call.kernel),
+        sizes=sizes_of(call.kernel),
         launches_per_step=call.count,
         time=total,
         share_fraction=total.median / whole_s,
@@ -502,7 +502,7 @@ def _parameters(kernel: Any) -> tuple[str, ...]:
     return tuple(entry.name for entry in fields(kernel))
 
 
-def _sizes(kernel: Any) -> dict[str, Any]:
+def sizes_of(kernel: Any) -> dict[str, Any]:
     """The numbers of a kernel, those of its last step; a ragged batch by its number of requests and its longest context."""
     shown: dict[str, Any] = {}
     is_ragged = getattr(kernel, "q_lens", None) is not None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.engines.fit import stage_caches
-from tilecast.engines.predict import Interval, Part, Setup, _warnings, check_context, set_up
+from tilecast.engines.predict import Interval, Part, Setup, check_context, set_up, warnings_of
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
@@ -525,7 +525,8 @@ def predict_disaggregated(
             **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
             **({"profile": measured.told()} if measured else {}),
         },
-        warnings=(*_warnings(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name)), profile=measured,
+        warnings=(*warnings_of(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name)),
+        profile=measured,
     )  # fmt: skip
 
 
