@@ -160,9 +160,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         tasks_unsplit * parts, np.floor(shortest / parts), requests.count * visits * num_units, ceil_div(longest, parts), gpu.num_sms
     )
     longest_part = np.max(np.where(requests.count > 0, ceil_div(longest, parts), 0.0), axis=-1, keepdims=True)
-    last_part = (
-        1.0 - 1.0 / gpu.num_sms
-    ) * longest_part  # Graham's bound for lists: in order of numbers, a request's longest tasks come last
+    # Graham's bound for lists: in order of numbers, a request's longest tasks come last.
+    last_part = (1.0 - 1.0 / gpu.num_sms) * longest_part
     in_order = np.minimum(total_visits / gpu.num_sms + last_part, ceil_div(num_tasks, gpu.num_sms) * longest_part)
     busiest = np.where(loop.in_order, np.maximum(busiest, in_order), busiest)
     mean_visits = total_visits / num_tasks
