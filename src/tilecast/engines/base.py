@@ -304,7 +304,7 @@ def kernel_step(
 
 
 def _of_own_tokens(operation: Operation, shard: Shard) -> Operation:
-    """What a rank does for its own tokens alone where these are not gathered: with all of the shared expert's width, not its part of it."""
+    """The operation on this rank's own tokens, with the shared expert unsharded."""
     split = "k" if operation.name.endswith("down_proj") else "n" if operation.name.endswith("up_proj") else "cols"
     whole = operation.family == "gemm" and operation.name.startswith("shared_") and operation.name != "shared_gate"
     whole = whole or operation.family == "silu_mul"
