@@ -4,8 +4,6 @@ import polars as pl
 
 from tilecast.datasets.sources.folder import data_folder, read_table
 
-RAW = ("origin", "origin_row")  # a row of the store is one raw row: peers are joined to it by file and place
-
 NEUSIGHT_FILES = {"bmm": "bmm", "linear": "linear", "elementwise": "elementwise", "softmax": "softmax", "layernorm": "layernorm"}
 PUBLISHED = {"neusight": "NeuSight", "habitat": "Habitat", "micro": "Li et al.", "roofline": "NeuSight's roofline"}
 

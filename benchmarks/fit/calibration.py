@@ -35,7 +35,7 @@ def fitted(entries: Sequence[HeldOut], without: str = "") -> Prior:
     for family in FAMILIES:
         mine = [entry for entry in used if entry.family == family]
         if mine:
-            families[family] = _fitted_family(family, _sets(mine, plain, ROWS_PER_GPU))
+            families[family] = _fitted_family(_sets(mine, plain, ROWS_PER_GPU))
     families["default"] = _mean(list(families.values()))
     sets = _sets(used, plain, ROWS_PER_GPU // 3)
 
@@ -59,7 +59,7 @@ def _sets(entries: Sequence[HeldOut], prior: Prior, most: int) -> Sets:
     return sets
 
 
-def _fitted_family(family: str, sets: Sets) -> FamilyPrior:
+def _fitted_family(sets: Sets) -> FamilyPrior:
     guess, count = _guess(), sum(len(offset) for _, offset in sets)
 
     def loss(values: Floats) -> float:

@@ -92,6 +92,20 @@ def test_experts_and_fp8_products_on_hopper():
     assert launched("h100-sxm", "o_proj_quantize", **fp8) == (True, True, False)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [
+        ("h100-sxm", (None, "deepgemm", None)),  # SGLang's is left open: what its newest release runs
+        ("b200-sxm", (None, "deepgemm", "deepgemm")),
+        ("l40s", (None, "triton", None)),  # DeepGEMM is written for Hopper and data-centre Blackwell
+        ("rtx-pro-6000-server", (None, "triton", None)),
+    ],
+)
+def test_products_with_block_scales_are_the_kernels_of_each_engines_rows(gpu, expected):
+    block = {"model": "Qwen/Qwen3-32B-FP8", "tp": 1}
+    assert identities(gpu, "prefill", "down_proj", **block) == expected
+
+
 def test_blackwell_runs_tensorrt_llms_attention_everywhere():
     assert identities("b200-sxm", "decode", "attention") == ("trtllm", "trtllm", "trtllm")
 

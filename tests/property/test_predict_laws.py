@@ -43,7 +43,7 @@ def test_more_layers_or_tokens_take_longer(model, gpu, batch, isl, osl):
     base = predict(config, gpu, batch=batch, isl=isl, osl=osl)
     deeper = predict(replace(config, layers=(*config.layers, config.layers[-1])), gpu, batch=batch, isl=isl, osl=osl)
     longer = predict(config, gpu, batch=batch, isl=isl, osl=osl + 1)
-    assert deeper.prefill_s.median > base.prefill_s.median or base.prefill_s == deeper.prefill_s
+    assert deeper.prefill_s.median > base.prefill_s.median
     assert deeper.decode_step_s.median > base.decode_step_s.median
     assert longer.total_s.median > base.total_s.median
 

@@ -50,6 +50,7 @@ def test_why_ranks_the_levers_and_memory_helps_a_memory_bound_kernel(capsys):
     lines = capsys.readouterr().out.splitlines()
     dram = next(line for line in lines if line.startswith("DRAM bandwidth"))
     clock = next(line for line in lines if line.startswith("power limit"))
+    assert not any(word in "\n".join(lines) for word in ("link bandwidth", "network bandwidth"))  # it sends nothing
     assert float(dram.split("%")[0].split()[-1]) > float(clock.split("%")[0].split()[-1])
 
 

@@ -106,8 +106,8 @@ def test_steps_of_workers_are_those_that_were_run(kind):
     for (process, thread), each in events.items():
         for event in each:
             if process.startswith("prefill") and thread == "steps":
-                priced = prompts.get((event["args"]["prefill_tokens"], event["args"]["chunks"]))
-                assert priced is None or event["dur"] == pytest.approx(1e6 * priced, rel=1e-6)
+                priced = prompts[event["args"]["prefill_tokens"], event["args"]["chunks"]]
+                assert event["dur"] == pytest.approx(1e6 * priced, rel=1e-6)
             if thread == "KV transfer":
                 assert event["args"]["to"].startswith("decode worker")
     decode = np.concatenate([[e["dur"] for e in each] for (p, _), each in events.items() if p.startswith("decode")]) / 1e6

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 
+from tilecast.dtypes import QUANTISATIONS
 from tilecast.engines.base import engine
 from tilecast.engines.fit import memory_of
 from tilecast.engines.predict import predict
@@ -240,7 +241,8 @@ def test_no_field_of_a_quantisation_can_do_worse_than_be_refused(method):
     changed += [("config_groups", value) for value in (*inner, *({"group_0": value} for value in NONSENSE))]
     for field, value in changed:
         with suppress(TilecastError):
-            read_precision({"quantization_config": {**QUANTISED, "quant_method": method, field: value}}, 4)
+            precision, kv_dtype = read_precision({"quantization_config": {**QUANTISED, "quant_method": method, field: value}}, 4)
+            assert set(precision.names) <= set(QUANTISATIONS) and kv_dtype in (None, "fp8")
 
 
 @pytest.mark.parametrize(

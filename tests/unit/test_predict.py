@@ -6,7 +6,7 @@ import pytest
 
 from tilecast.cli import main
 from tilecast.cli.predict import command
-from tilecast.engines.predict import predict
+from tilecast.engines.predict import NOTHING, Interval, predict
 from tilecast.errors import InvalidInput, MissingData, SpecError, UnknownName
 from tilecast.workloads.aggregate import basis_words, weakest
 from tilecast.workloads.model import model_config
@@ -206,6 +206,16 @@ def test_what_was_run_on_a_48_gb_card_fits_there():
     found = predict("Qwen/Qwen2.5-14B", "a40", requests=[(1061, 48)] * 30 + [(1060, 48)] * 2)
     assert sum(found.batch.input_tokens) == 33_950
     assert found.fits
+
+
+def test_a_rate_is_told_as_one():
+    time = Interval(2.0, 1.6, 2.5)
+    rate = time.rate_of(100)  # 100 / 2.5 to 100 / 1.6 tokens a second
+    assert str(time) == "2 s (1.6-2.5)" and str(rate) == "50 (40-62.5) tokens/s"
+    assert str(rate.per(2)) == "25 (20-31.2) tokens/s" and str(rate + rate) == "100 (80-125) tokens/s"
+    assert rate.to_dict() == {"median": 50.0, "low": 40.0, "high": 62.5}
+    assert str(NOTHING.rate_of(1)) == "0 (0-0) tokens/s"
+    assert str(predict("Qwen/Qwen3-8B", "h100-sxm", batch=2, isl=64, osl=8).output_tokens_per_s).endswith(" tokens/s")
 
 
 def test_a_prediction_shows_itself_in_a_notebook():

@@ -33,6 +33,7 @@ LEVERS = {
     "tdp_w": "power limit",
 }
 OF_COLLECTIVES = ("boost_clock_hz", "dram_bytes_per_s")  # facts of the GPU that a collective may feel
+OF_ONE_GPU = ("boost_clock_hz", "num_sms", "dram_bytes_per_s", "l2_bytes", "tdp_w")  # those that other kernels may
 BATCHES = ("num_tokens", "m", "batch", "rows")  # sizes that count what is done at once, the first that a kernel has
 PLOTS = (".png", ".svg", ".pdf", ".html")
 LARGEST_FACTOR = 16.0
@@ -286,10 +287,7 @@ def _us(seconds: float) -> str:
 def _levers(predicted: Callable[..., KernelPrediction], now: KernelPrediction) -> list[dict[str, Any]]:
     """For each fact of the GPU, and of the links a collective runs over: what 10 % more gives, and how much more makes it 20 % faster."""
     rates: dict[str, float] = now.kernel.rates(now.gpu) if hasattr(now.kernel, "rates") else {}
-    facts = [
-        *rates,
-        *(fact for fact in LEVERS if fact in (OF_COLLECTIVES if rates else LEVERS) and getattr(now.gpu, fact, None) is not None),
-    ]
+    facts = [*rates, *(fact for fact in (OF_COLLECTIVES if rates else OF_ONE_GPU) if getattr(now.gpu, fact) is not None)]
 
     def time_s(fact: str, factor: float) -> float:
         if fact in rates:

@@ -80,7 +80,7 @@ def report(family: str, gpu: hardware.GpuSpec, asked: str) -> Report:
         "date": correction.manifest["date"],
         "versions": versions(),
     }
-    grids = [Grid(columns=("basis", "mean error", "what was held out"), rows=rows, right=frozenset({"mean error"}))] if rows else []
+    grids = [Grid(columns=("held out like", "mean error", "what was held out"), rows=rows, right=frozenset({"mean error"}))] if rows else []
     return Report(
         answer=answer,
         grids=grids,

@@ -140,7 +140,3 @@ def conform(frame: pl.DataFrame, family: str, **constants: object) -> pl.DataFra
             where = conformed["origin"][0] if conformed.height else family
             raise MissingData(f"{where}: {conformed[name].null_count()} rows have no {name}")
     return conformed
-
-
-def shape_columns(family: str) -> tuple[str, ...]:
-    return tuple(SHAPES[family])

@@ -38,7 +38,7 @@ def by_shape(frame: pl.DataFrame, family: str, *, test_fraction: float = 0.2, se
     """(train, test, what was done), no shape on both sides."""
     if not 0 < test_fraction < 1:
         raise InvalidInput(f"test_fraction = {test_fraction} must lie between 0 and 1")
-    is_test = pl.Series(_uniform(frame, family, seed) < test_fraction)
+    is_test = pl.Series(uniform(frame, family, seed) < test_fraction)
     return _divide(frame, is_test, Split("shape", f"{test_fraction:.0%} of shapes", seed, 0, 0))
 
 
@@ -83,7 +83,7 @@ def _divide(frame: pl.DataFrame, is_test: pl.Series, split: Split) -> tuple[pl.D
     return train, test, Split(split.kind, split.held_out, split.seed, train.height, test.height)
 
 
-def _uniform(frame: pl.DataFrame, family: str, seed: int) -> NDArray[np.float64]:
+def uniform(frame: pl.DataFrame, family: str, seed: int) -> NDArray[np.float64]:
     """A number in [0, 1) per row that depends on the shape and the seed alone (splitmix64 over the shape columns)."""
     state = np.full(frame.height, _mixed(np.uint64(seed + 1)), dtype=np.uint64)
     for name, kind in SHAPES[family].items():

@@ -21,16 +21,8 @@ from tilecast.diagnosis.trace_reader import Columns, Op, Trace
 from tilecast.execution.tasks import Floats
 
 WHOLE_OPERATOR = ("moe",)  # families whose model counts all kernels of the operator
-PRIORITY = (
-    "moe",
-    "mla",
-    "attention",
-    "attention_backward",
-    "conv2d",
-    "conv2d_dgrad",
-    "conv2d_wgrad",
-    "gemm",
-)  # which of an operator's kernels is the main one
+# Which of an operator's kernels is the main one.
+PRIORITY = ("moe", "mla", "attention", "attention_backward", "conv2d", "conv2d_dgrad", "conv2d_wgrad", "gemm")
 NEIGHBOURS = 5  # kernels on either side that make a neighbourhood
 WEIGHT = 0x9E3779B97F4A7C15  # an odd number whose powers are spread over 64 bits
 SAME_LENGTH = 0.2  # an identical launch takes as long, within this share

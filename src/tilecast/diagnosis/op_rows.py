@@ -23,9 +23,10 @@ from tilecast.workloads.aten import POINTWISE, REDUCTIONS
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne", "logical_not", "logical_and", "logical_or", "isnan", "isinf")
 WRITES_ONLY = ("fill", "zero", "zeros", "ones", "full", "arange", "normal", "uniform", "random", "bernoulli", "exponential")
+# Pointwise operators whose result is not as large as what they take.
 NOT_SAME_SIZE = frozenset(
     "arange empty empty_like expand_copy repeat slice_backward select_backward constant_pad_nd scalar_tensor stack cat".split()
-)  # pointwise operators whose result is not as large as what they take
+)
 SAME_SIZE = frozenset(POINTWISE) - NOT_SAME_SIZE | frozenset(
     "copy_from contiguous floor_divide remainder fmod softplus elu hardswish hardsigmoid mish log1p expm1 floor ceil round trunc isin "
     "bitwise_xor log2 exp2 square logical_xor nan_to_num atan2 hypot clip relu6 celu selu softshrink hardshrink dropout erfinv acos".split()

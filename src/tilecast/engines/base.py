@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
@@ -212,7 +212,7 @@ def _numbers(release: str) -> list[int]:
 
 
 def kernel_step(
-    operations: Iterable[Operation], tokens: Tokens, *, config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, kv_dtype: str
+    operations: Sequence[Operation], tokens: Tokens, *, config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, kv_dtype: str
 ) -> Step:
     """The kernels that do `operations` on `tokens`, in the order in which they run."""
     rows = tokens.rows
@@ -304,7 +304,7 @@ def kernel_step(
 
 
 def _of_own_tokens(operation: Operation, shard: Shard) -> Operation:
-    """What a rank does for its own tokens alone where these are not gathered: with all of the shared expert's width, not its part of it."""
+    """The operation on this rank's own tokens, with the shared expert unsharded."""
     split = "k" if operation.name.endswith("down_proj") else "n" if operation.name.endswith("up_proj") else "cols"
     whole = operation.family == "gemm" and operation.name.startswith("shared_") and operation.name != "shared_gate"
     whole = whole or operation.family == "silu_mul"

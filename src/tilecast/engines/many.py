@@ -18,13 +18,13 @@ from tilecast.engines.predict import (
     Interval,
     Prediction,
     Setup,
-    _decode_host,
-    _median_step,
-    _prefill_host,
-    _total,
     check_context,
+    decode_host,
+    median_step,
     predict,
+    prefill_host,
     set_up,
+    weighted_total,
 )
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
@@ -82,7 +82,7 @@ class Outcome:
 
     @property
     def output_tokens_per_s(self) -> Interval:
-        return _rate(self.output_tokens, self.total_s)
+        return self.total_s.rate_of(self.output_tokens)
 
     @property
     def output_tokens_per_s_per_gpu(self) -> Interval:
@@ -91,7 +91,7 @@ class Outcome:
     @property
     def output_tokens_per_s_per_user(self) -> Interval:
         """How fast one request sees its tokens come, once the first is there."""
-        return _rate(1, self.tpot_s) if self.decode_steps else NOTHING
+        return self.tpot_s.rate_of(1)
 
     def to_dict(self) -> dict[str, Any]:
         said = ("gpu", "tp", "num_gpus", "batch", "isl", "osl", "decode_steps", "fits", "basis")
@@ -101,10 +101,6 @@ class Outcome:
             **{name: getattr(self, name) for name in said[6:]},
             "memory": self.memory.to_dict(),
         }
-
-
-def _rate(tokens: float, time: Interval) -> Interval:
-    return Interval(tokens / time.median, tokens / time.high, tokens / time.low)
 
 
 def outcomes(
@@ -149,15 +145,15 @@ def _joined(
 ) -> Outcome:
     """As `predict` adds up a batch."""
     decode_s = step_s = NOTHING
-    host_prefill = _prefill_host(found.engine.host, found.config, prefill, np.ones(1))
+    host_prefill = prefill_host(found.engine.host, found.config, prefill, np.ones(1))
     if len(points):
-        host = _decode_host(found.engine, found.config, found.shard)
-        decode_s = _total(decode, step_weights(points)) + host.per(1.0 / batch.num_decode_steps)
-        step_s = _median_step(points, decode) + host
+        host = decode_host(found.engine, found.config, found.shard)
+        decode_s = weighted_total(decode, step_weights(points)) + host.per(1.0 / batch.num_decode_steps)
+        step_s = median_step(points, decode) + host
     return Outcome(
         gpu=found.gpu.id, tp=tp, num_gpus=tp, batch=case[0], isl=case[1], osl=case[2],
         output_tokens=case[0] * case[2], decode_steps=batch.num_decode_steps, decode_step_s=step_s, decode_s=decode_s,
-        prefill_s=_total(prefill, np.ones(1)) + host_prefill, memory=found.memory(batch),
+        prefill_s=weighted_total(prefill, np.ones(1)) + host_prefill, memory=found.memory(batch),
         basis=BASES[max(BASES.index(prefill.basis), BASES.index(decode.basis))],
     )  # fmt: skip
 

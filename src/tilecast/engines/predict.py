@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from tilecast.workloads.quantisation import requantised, served
 
 HOST = "host"
 PIPELINE = "pipeline_wait"  # for other micro-batches
+TOKENS_PER_S = "tokens/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,28 @@ class Interval:
     median: float
     low: float
     high: float
+    unit: str = field(default="s", kw_only=True)  # times are told in the unit that suits them
 
     def __add__(self, other: "Interval") -> "Interval":
         """Errors on one GPU go together: the bounds of a sum are the sums of the bounds."""
-        return Interval(self.median + other.median, self.low + other.low, self.high + other.high)
+        return Interval(self.median + other.median, self.low + other.low, self.high + other.high, unit=self.unit)
 
     def per(self, number: float) -> "Interval":
-        return Interval(self.median / number, self.low / number, self.high / number)
+        return Interval(self.median / number, self.low / number, self.high / number, unit=self.unit)
+
+    def rate_of(self, tokens: float) -> "Interval":
+        """Tokens a second, of `tokens` in this time: the longest time is the lowest rate, and no time is no rate."""
+        if not self.median:
+            return Interval(0.0, 0.0, 0.0, unit=TOKENS_PER_S)
+        return Interval(tokens / self.median, tokens / self.high, tokens / self.low, unit=TOKENS_PER_S)
 
     def to_dict(self) -> dict[str, float]:
         return {"median": self.median, "low": self.low, "high": self.high}
 
     def __str__(self) -> str:
-        return units.interval_s(self.median, self.low, self.high)
+        if self.unit == "s":
+            return units.interval_s(self.median, self.low, self.high)
+        return f"{units.significant(self.median)} ({units.significant(self.low)}-{units.significant(self.high)}) {self.unit}"
 
 
 NOTHING = Interval(0.0, 0.0, 0.0)
@@ -153,8 +163,7 @@ class Prediction:
 
     @property
     def output_tokens_per_s(self) -> Interval:
-        tokens, total = sum(self.batch.output_tokens), self.total_s
-        return Interval(tokens / total.median, tokens / total.high, tokens / total.low)
+        return self.total_s.rate_of(sum(self.batch.output_tokens))
 
     @property
     def fits(self) -> bool:
@@ -182,12 +191,11 @@ class Prediction:
         }
 
     def _repr_html_(self) -> str:
-        rate = self.output_tokens_per_s
         rows = [
             ("prefill (first token)", str(self.prefill_s)),
             ("decode step", str(self.decode_step_s) if self.decode_steps else "-"),
             ("total", str(self.total_s)),
-            ("output tokens/s", f"{units.significant(rate.median)} ({units.significant(rate.low)}-{units.significant(rate.high)})"),
+            ("throughput", str(self.output_tokens_per_s)),
             ("memory per GPU", f"{units.human('_bytes', self.memory.total_bytes)} of {units.human('_bytes', self.memory.capacity_bytes)}"),
             ("basis", self.basis),
         ]
@@ -251,11 +259,11 @@ def predict(
     once, waits = _in_stages(prefill, passes, num_passes, next(times)) if waits_for_passes else (passes, None)
     decode = next(times) if steps is not None else None
     last_stage = next(times, None)
-    host_prefill, host_step = _prefill_host(runs.host, config, prefill, passes), _decode_host(runs, config, shard)
+    host_prefill, host_step = prefill_host(runs.host, config, prefill, passes), decode_host(runs, config, shard)
     if measured is not None:
         host_prefill, host_step = (_measured_host(measured, *each) for each in (("prefill", host_prefill), ("decode", host_step)))
     parts = _parts("prefill", prefill, once, host_prefill, waits)
-    prefill_s = _total(prefill, once) + host_prefill + (_total(waits, once) if waits else NOTHING)
+    prefill_s = weighted_total(prefill, once) + host_prefill + (weighted_total(waits, once) if waits else NOTHING)
     decode_s = step_s = NOTHING
     if decode is not None:
         weights, waits = step_weights(points), None
@@ -264,8 +272,8 @@ def predict(
             if runs.fact("overlaps_decode_steps"):  # a group's next pass starts when it is back, or when the last stage has seen all groups
                 waits = last_stage.times(waves).beyond(decode)
         host_s = host_step.per(1.0 / asked.num_decode_steps)
-        decode_s = _total(decode, weights) + host_s + (_total(waits, weights) if waits else NOTHING)
-        step_s = _median_step(points, decode) + host_step + (_median_step(points, waits) if waits else NOTHING)
+        decode_s = weighted_total(decode, weights) + host_s + (weighted_total(waits, weights) if waits else NOTHING)
+        step_s = median_step(points, decode) + host_step + (median_step(points, waits) if waits else NOTHING)
         parts += _parts("decode", decode, weights, host_s, waits)
     fullest = memory_of(config, shard, runs, spec, asked, held)
     return Prediction(
@@ -290,7 +298,7 @@ def predict(
             **({"profile": measured.told()} if measured else {}),
         },
         steps=(prefill, decode) if decode else (prefill,),
-        warnings=_warnings(config, asked, spec, box),
+        warnings=warnings_of(config, asked, spec, box),
         profile=measured,
     )  # fmt: skip
 
@@ -407,7 +415,7 @@ def _longest(config: ModelConfig, batch: Batch) -> int:
     return max(batch.input_tokens) if config.is_encoder else batch.longest_context
 
 
-def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | None) -> tuple[str, ...]:
+def warnings_of(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | None) -> tuple[str, ...]:
     """What is answered all the same, but should be known."""
     found = list(config.notes)
     if config.max_context is not None and (longest := _longest(config, batch)) > config.max_context:
@@ -420,14 +428,14 @@ def _warnings(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | 
 # ---- sums --------------------------------------------------------------------------------------------------------
 
 
-def _decode_host(engine: Engine, config: ModelConfig, shard: Shard) -> Interval:
+def decode_host(engine: Engine, config: ModelConfig, shard: Shard) -> Interval:
     """Between two steps; with stages, tokens come back from the last one before the first can go on."""
     host = engine.host
     step_s = max(host.decode_step_s, float(engine.fact("decode_step_with_stages_s"))) if shard.pp > 1 else host.decode_step_s
     return _spread(step_s + config.num_layers * host.decode_layer_s, host)
 
 
-def _prefill_host(host: Host, config: ModelConfig, prefill: StepTime, passes: np.ndarray) -> Interval:
+def prefill_host(host: Host, config: ModelConfig, prefill: StepTime, passes: np.ndarray) -> Interval:
     """The fixed part of each pass, and what launching its layers takes beyond the time the GPU is busy with them anyway."""
     launching = config.num_layers * host.prefill_layer_s
     return _spread(float(passes @ (host.prefill_step_s + np.maximum(0.0, launching - prefill.median_s))), host)
@@ -462,17 +470,17 @@ def host_spread(host: Interval) -> float:
     return math.log(host.high / host.median) / INTERVAL_SIGMAS if host.median else 0.0
 
 
-def _total(step: StepTime | CallTime, weights: Floats) -> Interval:
+def weighted_total(step: StepTime | CallTime, weights: Floats) -> Interval:
     return Interval(*(float(weights @ values) for values in (step.median_s, step.low_s, step.high_s)))
 
 
-def _median_step(points: np.ndarray, step: StepTime) -> Interval:
+def median_step(points: np.ndarray, step: StepTime) -> Interval:
     return Interval(*(median_over_steps(points, values) for values in (step.median_s, step.low_s, step.high_s)))
 
 
 def _parts(phase: str, step: StepTime, weights: Floats, host: Interval, waits: StepTime | None) -> list[Part]:
-    wait = _total(waits, weights) if waits else NOTHING
-    whole = _total(step, weights).median + host.median + wait.median
+    wait = weighted_total(waits, weights) if waits else NOTHING
+    whole = weighted_total(step, weights).median + host.median + wait.median
     others = [(HOST, host, "analytic")] + ([(PIPELINE, wait, waits.basis)] if waits else [])
     return [_part(time, weights, whole) for time in step.calls] + [
         Part(
@@ -484,13 +492,13 @@ def _parts(phase: str, step: StepTime, weights: Floats, host: Interval, waits: S
 
 
 def _part(time: CallTime, weights: Floats, whole_s: float) -> Part:
-    call, total = time.call, _total(time, weights)
+    call, total = time.call, weighted_total(time, weights)
     return Part(
         phase=call.phase,
         name=call.name,
         family=call.kernel.family,
         identity=call.kernel.identity,
-        sizes=_sizes(call.kernel),
+        sizes=sizes_of(call.kernel),
         launches_per_step=call.count,
         time=total,
         share_fraction=total.median / whole_s,
@@ -506,7 +514,7 @@ def _parameters(kernel: Any) -> tuple[str, ...]:
     return tuple(entry.name for entry in fields(kernel))
 
 
-def _sizes(kernel: Any) -> dict[str, Any]:
+def sizes_of(kernel: Any) -> dict[str, Any]:
     """The numbers of a kernel, those of its last step; a ragged batch by its number of requests and its longest context."""
     shown: dict[str, Any] = {}
     is_ragged = getattr(kernel, "q_lens", None) is not None

@@ -335,7 +335,7 @@ def _keeps(asked: Question, kind: str | None, how: str) -> Keeps:
 
 
 def _passing_bytes(graph: OpGraph, keeps: Keeps, wide_weights: bool) -> int:
-    """Of one updated weight on many GPUs, whose format is that of the largest."""
+    """Temporary optimizer bytes per weight on many GPUs, in the format of the largest tensor, or in fp32 where weights are kept so."""
     largest = max(graph.parameters, key=lambda entry: entry[0].numel, default=None)
     return keeps.passing_bytes("fp32" if wide_weights or largest is None else largest[0].dtype)
 

@@ -37,8 +37,8 @@ def expert_format(gpu: GpuSpec, held: str) -> str:
 
 
 def gemm(gpu: GpuSpec, held: str) -> str | None:
-    """Labels of its own benchmark rows: cuBLAS in 16 bits, DeepGEMM for blocks on Blackwell; its fp8 and fp4 kernels have no name."""
-    if held == "fp8_block":
+    """Labels of its own benchmark rows: cuBLAS in 16 bits, DeepGEMM for blocks on data-centre Blackwell; its other kernels have no name."""
+    if held == "fp8_block" and gpu.target in BLACKWELL:
         return "deepgemm"
     return "cublas" if held in ("bf16", "fp16", "fp32") else None
 

@@ -189,12 +189,12 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
 
 
 def _rows(values: Numbers) -> int:
-    """Of an array (L, V), else none."""
+    """The launches L of an array (L, V); 0 of anything else."""
     return len(values) if isinstance(values, np.ndarray) and values.ndim == 2 else 0
 
 
 def _used(work: Numbers) -> bool:
-    """Whether there is any; mostly the first entry tells."""
+    """Whether any launch has such work; mostly the first entry tells."""
     return bool(work.item(0) or work.any()) if isinstance(work, np.ndarray) else bool(work)
 
 
@@ -271,9 +271,8 @@ def issue_fraction(gpu: GpuSpec, on_tensor: bool, using: Constants) -> float:
     if not on_tensor:
         return using.tensor_fraction * library
     doublings = math.log2(tensor_width(gpu) / NARROWEST_WIDTH)
-    return float(
-        using.tensor_fraction ** math.sqrt(doublings / 3.0) * library
-    )  # the constant is that of 4096 FLOP per clock, Hopper's width
+    # The constant is that of 4096 FLOP per clock, Hopper's width.
+    return float(using.tensor_fraction ** math.sqrt(doublings / 3.0) * library)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

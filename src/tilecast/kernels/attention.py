@@ -161,9 +161,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         tasks_unsplit * parts, np.floor(shortest / parts), requests.count * visits * num_units, ceil_div(longest, parts), gpu.num_sms
     )
     longest_part = np.max(np.where(requests.count > 0, ceil_div(longest, parts), 0.0), axis=-1, keepdims=True)
-    last_part = (
-        1.0 - 1.0 / gpu.num_sms
-    ) * longest_part  # Graham's bound for lists: in order of numbers, a request's longest tasks come last
+    # Graham's bound for lists: in order of numbers, a request's longest tasks come last.
+    last_part = (1.0 - 1.0 / gpu.num_sms) * longest_part
     in_order = np.minimum(total_visits / gpu.num_sms + last_part, ceil_div(num_tasks, gpu.num_sms) * longest_part)
     busiest = np.where(loop.in_order, np.maximum(busiest, in_order), busiest)
     mean_visits = total_visits / num_tasks
@@ -268,7 +267,7 @@ def _helper_rows(shape: Shape, loop: Loop) -> Floats:
     return np.asarray(shape.requests.total(shape.requests.q) * heads)
 
 
-def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol, using: AttentionConstants) -> TaskSet:
+def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
     """Scores to memory, softmax over them, scores times values: three kernels, nothing trimmed, four passes over the score matrix."""
     requests = shape.requests
     tile = 128.0
@@ -424,9 +423,9 @@ class AttentionDecode(_Attention):
 def _tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool) -> TaskSet:
     identity = resolved(kernel.identity, gpu)
     shape = _shape(kernel, gpu, identity, decode=decode)
-    using = attention_constants()
     if identity == "unfused":
-        return unfused_tasks(shape, gpu, protocol, using)
+        return unfused_tasks(shape, gpu, protocol)
+    using = attention_constants()
     return fused_tasks(
         shape,
         attention_loop(identity, shape, gpu, using, decode=decode, engine=kernel.engine),

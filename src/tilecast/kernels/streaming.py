@@ -95,9 +95,8 @@ def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: Str
     # Timed as a call, a second kernel comes as late as the host can launch it: 3.7 to 6.2 us (rows of linear layers with one and with two).
     further_s = (launch_s if is_called else using.start_s) * (stream.launches - 1.0)
     host_s = machine.host_event_s * (stream.host_calls - 1.0) if is_called else 0.0
-    least_blocks = (
-        0.0 if stream.reduces else 1.0
-    )  # blocks finish together, but no row is faster than one SM; reductions pay that at their start
+    # Blocks finish together, but no row is faster than one SM; reductions pay that at their start.
+    least_blocks = 0.0 if stream.reduces else 1.0
     return TaskSet(
         matrix_dtype="fp32",
         num_tasks=ceil(stream.blocks),

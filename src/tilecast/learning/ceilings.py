@@ -23,7 +23,6 @@ from tilecast.learning.manifests import FOLDER
 from tilecast.learning.trees import Grove, Trees, grove
 
 SCHEMA = "tilecast.ceiling/2"
-BASES = ("interpolated", "unseen-gpu")
 PARTS = ("feature", "threshold", "leaf", "scale")  # of a Grove
 LEAST_SPREAD = 0.01  # log: rows are not known better than this
 WORK = ("dtype", "kv_dtype", "moe_pass", "distribution", "causal")  # names of what is asked for; never of the kernel or engine that does it

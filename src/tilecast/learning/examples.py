@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tilecast import hardware
 from tilecast.datasets.schema import SHAPES
-from tilecast.datasets.splits import _uniform
+from tilecast.datasets.splits import uniform
 from tilecast.errors import InvalidInput, MissingData, SpecError, TilecastError
 from tilecast.execution import Priced, Protocol, constants
 from tilecast.hardware import GpuSpec
@@ -67,7 +67,7 @@ def examples(
     numeric = [name for name in parameters if SHAPES[family][name] == pl.Int64]
     texts = [name for name in parameters if name not in numeric and name not in ("q_lens", "kv_lens", "node")]
     frame = _capped(rows, rows_per_slice, seed)
-    frame = frame.with_columns(pl.Series("_shape", _uniform(frame, family, HELD_OUT_SEED)))
+    frame = frame.with_columns(pl.Series("_shape", uniform(frame, family, HELD_OUT_SEED)))
     keys = [pl.col(name).cast(pl.String) for name in (*IDENTITY, *texts)]
     empties = [pl.col(name).is_null().alias(f"_{name}") for name in numeric]
     slices = frame.group_by("gpu", "engine", "dtype").len()

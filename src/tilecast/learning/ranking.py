@@ -23,7 +23,6 @@ from tilecast.learning.trees import Grove, Trees, forest, grove
 SCHEMA = "tilecast.ranking/2"
 SHARED, ABROAD = "shared", "abroad"  # trees of all searched GPUs, and those for GPUs that nobody searched
 UNPROVEN = 100.0  # logit that a configuration loses abroad: below all that were good somewhere, and in their own order
-BASES = ("interpolated", "unseen-gpu")
 PARTS = ("feature", "threshold", "leaf", "scale")  # of a Grove
 NONE = np.zeros(0, np.float32)
 

@@ -94,7 +94,9 @@ def together(forests: Sequence[Forest]) -> Forest:
 
 
 def forest(parts: Sequence[Trees], num_open: int, known: NDArray[np.float32]) -> Forest:
-    """The sum of all trees of `parts`, with the columns from `num_open` on known beforehand: their questions are answered here, once."""
+    """Specialise the trees of `parts` to known names: answer their questions once, leave those about numbers open.
+
+    Columns from `num_open` on are known; the forest gives the sum of all trees."""
     folded = [_folded(trees, num_open, known) for trees in (*parts, NOTHING)]  # a sum has one tree at least
     feature, threshold = (np.concatenate([getattr(trees, name) for trees, _ in folded]) for name in ("feature", "threshold"))
     leaf = np.concatenate([trees.leaf for trees, _ in folded]).astype(np.float64)

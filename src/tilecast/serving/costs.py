@@ -31,7 +31,7 @@ SIDES = ("median_s", "low_s", "high_s")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One kind of work at its knots (K,), and how much of each knot every run's step is: weights (R, n) at places (R, n)."""
+    """Times of one kind of work at K knots, and the interpolation that gives each run's step time: weights (R, n) at places (R, n)."""
 
     name: str
     phase: str
@@ -93,7 +93,7 @@ def costs(found: Setup, plan: Schedule, price: Price) -> Costs:
 
 
 def _host_s(found: Setup, plan: Schedule, gpu_s: Floats) -> Floats:
-    """A captured step costs a replay; any other is never shorter than the launches of its layers."""
+    """Host time of a step: a replay if captured, else what makes the step at least as long as launching all its layers."""
     host, layers = found.engine.host, found.config.num_layers
     eager = (plan.prefill_tokens > 0) | (plan.decodes > found.engine.most_captured)
     launching = np.maximum(0.0, layers * host.prefill_layer_s - gpu_s)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.engines.fit import stage_caches
-from tilecast.engines.predict import Interval, Part, Setup, _warnings, check_context, set_up
+from tilecast.engines.predict import Interval, Part, Setup, check_context, set_up, warnings_of
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
@@ -102,14 +102,15 @@ class Handover:
 
 
 def interval(values: Mapping[Sides, Floats]) -> Interval:
-    """Of the mean."""
+    """The 80 % interval of the mean over requests."""
     return interval_of({sides: float(np.mean(each)) if len(each) else 0.0 for sides, each in values.items()})
 
 
 def interval_of(means: Mapping[Sides, float]) -> Interval:
-    """Whether the errors of prefill and decode workers go together is not known: the wider of both answers. How requests are routed,
-    whether users are in step and how long handshakes take is not known either: the one of these that does most at the median is added to
-    the end that it moves."""
+    """Combine the runs at fast and slow prefill and decode into one interval, then widen each end by the unknown that moves it most.
+
+    Whether the errors of both kinds of worker go together is not known: the wider of both answers. The unknowns are how requests are
+    routed, whether users are in step and whether handshakes wait for a step; they are run at the median."""
     median = means[MEDIAN]
     if median <= 0.0 or len(means) == 1:  # nothing was waited for, or no ends were run
         return Interval(median, median, median)
@@ -233,7 +234,7 @@ def _prompts(found: Setup, steps: Counter[PrefillStep], price: Price) -> Prompts
 def _tokens(
     found: Setup, runs: Sequence[tuple[int, int, float]], ends: tuple[float, float], price: Price
 ) -> tuple[tuple[Schedule, Costs], dict[str, DecodeTimes]]:
-    """Runs that were or may be run, priced, and a step's time by requests and keys between `ends`."""
+    """Price the given decode runs, and tabulate a step's time over its requests and their mean keys, the latter between `ends`."""
     distinct = np.unique([requests for _, requests, _ in runs])
     if len(distinct) > REQUEST_KNOTS:
         distinct = np.unique(distinct[np.linspace(0, len(distinct) - 1, REQUEST_KNOTS).round().astype(np.int64)])
@@ -525,7 +526,8 @@ def predict_disaggregated(
             **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
             **({"profile": measured.told()} if measured else {}),
         },
-        warnings=(*_warnings(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name)), profile=measured,
+        warnings=(*warnings_of(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name)),
+        profile=measured,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.engines.fit import memory_of, would_fit
-from tilecast.engines.predict import Interval, Part, Setup, _sizes, _warnings, check_context, set_up
+from tilecast.engines.predict import Interval, Part, Setup, check_context, set_up, sizes_of, warnings_of
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
@@ -40,10 +40,6 @@ class Load:
     tpot_s: Mapping[str, Floats]  # of requests with more than one token
     latency_s: Mapping[str, Floats]
     queue_s: Floats
-
-    @property
-    def num_counted(self) -> int:
-        return len(self.queue_s)
 
 
 def run_load(
@@ -246,7 +242,8 @@ def predict_load(
             **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
             **({"profile": measured.told()} if measured else {}),
         },
-        warnings=(*_warnings(found.config, lengths, found.gpu, found.node), *too_long(policy, asked, found.engine.name)), profile=measured,
+        warnings=(*warnings_of(found.config, lengths, found.gpu, found.node), *too_long(policy, asked, found.engine.name)),
+        profile=measured,
     )  # fmt: skip
 
 
@@ -314,8 +311,8 @@ def parts_of(plan: Schedule, cost: Costs, number: int) -> list[Part]:
                 total = Interval(*(float(weights @ getattr(time, side)) for side in SIDES))
                 key = (curve.phase, call.name, call.kernel.identity)
                 part = Part(
-                    phase=curve.phase, name=call.name, family=call.kernel.family, identity=call.kernel.identity, sizes=_sizes(call.kernel),
-                    launches_per_step=call.count, time=total.per(number), share_fraction=total.median / whole,
+                    phase=curve.phase, name=call.name, family=call.kernel.family, identity=call.kernel.identity,
+                    sizes=sizes_of(call.kernel), launches_per_step=call.count, time=total.per(number), share_fraction=total.median / whole,
                     bound_by=time.bound_by, bound_s=float(weights @ time.bound_s) / number, basis=time.basis, call=call,
                 )  # fmt: skip
                 before = parts.get(key)

@@ -43,7 +43,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTimes:
-    """Seconds of a decode step by its requests (B,) and their mean keys (C,), straight between: (B, C)."""
+    """Seconds (B, C) of a decode step on a grid of its requests (B,) and their mean keys (C,), linear in between."""
 
     requests: np.ndarray
     keys: Floats

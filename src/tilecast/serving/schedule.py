@@ -157,7 +157,9 @@ def steps_alone(runs: Sequence[tuple[float, ...]], mean_tokens: Sequence[float] 
 
 
 def equal_chunks(chunks: Sequence[tuple[int, int]]) -> tuple[int, int, float]:
-    """Chunks as (tokens, keys of the last one) told as equal ones: all tokens, how many chunks, and the keys of each."""
+    """Replace prompt chunks, (tokens, keys of the last one) each, by equal ones with the same tokens and query-key pairs.
+
+    Returns all tokens, how many chunks, and the keys of the last token of each."""
     tokens = sum(part for part, _ in chunks)
     alike = max(1, round(tokens * tokens / sum(part * part for part, _ in chunks)))
     pairs = sum(part * (keys - part / 2) for part, keys in chunks)

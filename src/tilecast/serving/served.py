@@ -71,8 +71,7 @@ class Served(ABC):
 
     @property
     def output_tokens_per_s(self) -> Interval:
-        tokens, total = self.concurrency * self.mean_output_tokens, self.total_s
-        return Interval(tokens / total.median, tokens / total.high, tokens / total.low)
+        return self.total_s.rate_of(self.concurrency * self.mean_output_tokens)
 
     @property
     def output_tokens_per_s_per_gpu(self) -> Interval:
@@ -81,8 +80,7 @@ class Served(ABC):
     @property
     def output_tokens_per_s_per_user(self) -> Interval:
         """How fast one request sees its tokens come, once the first is there."""
-        tpot = self.tpot_s
-        return Interval(1.0 / tpot.median, 1.0 / tpot.high, 1.0 / tpot.low) if tpot.median else Interval(0.0, 0.0, 0.0)
+        return self.tpot_s.rate_of(1)
 
     @property
     def fits(self) -> bool:

@@ -21,7 +21,6 @@ Floats = NDArray[np.float64]
 WARM = Protocol(timer="profiler", cache="warm")  # how the searches that taught the ranking were timed
 OTHER_REGISTERS = 48  # of a thread beside its accumulators: addresses, operands
 LATENCY_S = 0.8e-6  # of DRAM under load: bytes that must be in flight follow from it
-LEAST = 1e-3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,8 +104,8 @@ def account(kernel: Moe, gpu: GpuSpec, space: Space) -> Account:
         np.log(weight_bytes / cache_bytes(gpu)),
     )  # fmt: skip
     numbers = np.empty((len(FEATURES), len(space)), np.float32)
-    for row, values in enumerate(columns):
-        numbers[row] = values
+    for row, values in zip(numbers, columns, strict=True):
+        row[:] = values
     return Account(
         analytic_s=analytic_s, bound_s=bound_s, waves=waves, tail=tail, padding=padding, tasks=tasks, resident=resident,
         l2_bytes=l2_bytes, dram_bytes=np.maximum(np.minimum(traffic, l2_bytes), least), numbers=numbers.T,

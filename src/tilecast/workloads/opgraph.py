@@ -118,10 +118,6 @@ class OpGraph:
         return sum(tensor.numel * times for tensor, times in self.parameters)
 
     @property
-    def num_parameter_tensors(self) -> int:
-        return sum(times for _, times in self.parameters)
-
-    @property
     def trained_bytes(self) -> int:
         """Of weights that have gradients."""
         return sum(tensor.nbytes * times for tensor, times in self.parameters)

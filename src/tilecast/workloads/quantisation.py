@@ -17,7 +17,6 @@ NAMES = {
     "bf16": None, "fp16": None, "fp8": "fp8", "fp8_block": "fp8_block", "int8": "int8", "int4": "int4_wo", "nvfp4": "nvfp4",
     "mxfp4": "w4a16_mxfp4",
 }  # fmt: skip
-FP8_KV = ("fp8", "fp8_e4m3", "fp8_e5m2")
 # A module of each kind of weight in a middle layer, under the names checkpoints use.
 MODULES = {
     "qkv": ("self_attn.q_proj", "self_attn.qkv_proj", "self_attn.q_b_proj"),

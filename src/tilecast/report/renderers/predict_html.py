@@ -98,7 +98,7 @@ def parts_card(title: str, parts: list[dict[str, Any]], steps: int) -> str:
 
 
 def _steps(found: Mapping[str, Any], phase: str) -> int:
-    """That the times of a phase are of; those of a load are of a request."""
+    """By how many steps to divide a phase's time; 1 for a prefill, and for a load, whose times are of a request."""
     return 1 if phase == "prefill" or "serving" in found else max(1, found["decode_steps"])
 
 

@@ -20,7 +20,7 @@ def shortened(model: nn.Module) -> tuple[int, int]:
         for name, child in parent.named_children()
         if isinstance(child, nn.ModuleList) and len(child) > TRACED + 1
     ]
-    lists = [entry for entry in found if len({_likeness(layer) for layer in entry[2]}) == 1 and not _shares(model, entry[2])]
+    lists = [entry for entry in found if len({_likeness(layer) for layer in entry[2]}) == 1 and not _share(entry[2])]
     inside = {id(inner) for _, _, child in lists for layer in child for inner in layer.modules()}
     lists = [entry for entry in lists if id(entry[2]) not in inside]
     if not lists or len({len(child) for _, _, child in lists}) != 1:
@@ -69,7 +69,7 @@ def _is_plain(name: str, value: Any) -> bool:
     return not name.startswith("_") and name not in NUMBERS and isinstance(value, bool | int | float | str | tuple | type(None))
 
 
-def _shares(model: nn.Module, layers: nn.ModuleList) -> bool:
-    """Whether a weight of a later layer is used elsewhere too: then it must stay in the trace."""
+def _share(layers: nn.ModuleList) -> bool:
+    """Whether layers have a weight in common: then all of them must stay in the trace."""
     own = [id(tensor) for layer in layers for tensor in layer.parameters() if isinstance(tensor, Tensor)]
     return len(set(own)) != len(own)
