@@ -140,7 +140,7 @@ def check_asked(kernel: Any, engine: Any) -> None:
     identity = getattr(kernel, "identity", None)
     if identity is not None and not isinstance(identity, str):
         raise InvalidInput(f"identity = {shown(identity)} of {kernel.family} must be a name, or None for what the engine would run")
-    if identity is not None and kernel.family in NAMELESS:
+    if identity and kernel.family in NAMELESS:
         raise InvalidInput(f"identity = {identity!r}: {kernel.family} has one kernel and no names for it; leave identity out")
     for name in (engine, getattr(kernel, "engine", None) or engine):
         if not isinstance(name, str):
