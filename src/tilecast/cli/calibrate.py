@@ -62,7 +62,7 @@ def _check_target(target: str, *read: str | None) -> None:
 
 
 def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | None, target: str) -> Report:
-    from tilecast.cli.kernels import check_columns, read
+    from tilecast.cli.kernels import check_columns, meanings, read
     from tilecast.cli.parameters import checked_engine
     from tilecast.engines.calibrated import evidence_from_run, read_run
     from tilecast.learning import profiles
@@ -71,7 +71,7 @@ def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | N
 
     found, used = None, 0
     if rows:
-        columns = read(Path(rows))
+        columns = meanings(read(Path(rows)))
         columns.setdefault("gpu", [gpu.id] * len(next(iter(columns.values()), [])))
         check_columns(columns)
         for engine in {engine for engine in columns.get("engine", []) if engine}:
@@ -175,8 +175,8 @@ def _python(gpu: str, rows: str | None, run_path: str | None, target: str) -> st
     lines = ["from pathlib import Path", "from tilecast import hardware", "from tilecast.learning import profiles"]
     lines += [f"gpu = hardware.gpu({gpu!r})"]
     if rows:
-        lines += ["from tilecast.cli.kernels import read", "from tilecast.predictors.calibrated import evidence_from_rows"]
-        lines += [f"columns = read(Path({rows!r}))"]
+        lines += ["from tilecast.cli.kernels import meanings, read", "from tilecast.predictors.calibrated import evidence_from_rows"]
+        lines += [f"columns = meanings(read(Path({rows!r})))"]
         lines += ["evidence, used = evidence_from_rows([dict(zip(columns, row)) for row in zip(*columns.values())], gpu)"]
     if run_path:
         lines += ["from tilecast.engines.calibrated import evidence_from_run, read_run"]
