@@ -99,7 +99,7 @@ def test_as_python_is_the_equivalent_call(capsys):
         (["--sweep", "dtype=1:8:x2"], "dtype is no size of gemm; its sizes are m, n, k, batch"),
         (["--sweep", "m=1:8:x2", "--why"], "--why is of one launch: leave --sweep"),
         (["--plot", "x.png"], "--plot x.png draws a sweep: give --sweep too"),
-        (["--sweep", "m=1:8:x2", "--plot", "x.gif"], "--plot x.gif must end in .png"),
+        (["--sweep", "m=1:8:x2", "--plot", "x.gif"], "--plot 'x.gif' must end in .png"),
         (["--sweep", "m=1:8:x2", "--plot", "no/folder/x.png"], "there is no folder no/folder"),
         (["--m", "[1,2]"], "--m '[1,2]' must be a whole number; for several give --sweep m=FROM:TO:STEP"),
         (["--bias", "yes"], "--bias 'yes' must be true or false"),

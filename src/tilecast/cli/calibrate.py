@@ -8,6 +8,7 @@ import click
 import numpy as np
 
 from tilecast import hardware, units
+from tilecast.cli.files import target_file
 from tilecast.cli.output import command_line, emit, output_options, say
 from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec
@@ -54,9 +55,7 @@ def command(rows: str | None, gpu: str, run_path: str | None, planned: int | Non
 
 def _check_target(target: str, *read: str | None) -> None:
     """Refused before the work, and before a file of measurements is written over."""
-    path = Path(target)
-    if not target or path.is_dir():
-        raise InvalidInput(f"--out {target!r} must name a file")
+    path = target_file("--out", target)
     if any(given and path.resolve() == Path(given).resolve() for given in read):
         raise InvalidInput(f"--out {target} is the file of measurements: name another")
 

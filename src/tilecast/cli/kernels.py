@@ -11,6 +11,7 @@ import click
 import numpy as np
 
 from tilecast import hardware, units
+from tilecast.cli.files import target_file, unwritten
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
 from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, checked_engine, meant, plain_value
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
@@ -39,10 +40,9 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
 
     Other columns are carried over and named, unless they look like a misspelt parameter: those are refused.
     """
-    for path in (source, target):
-        if Path(path).suffix not in FORMATS:
-            raise InvalidInput(f"{path!r} must end in {' or '.join(FORMATS)}")
-    check_target(Path(target))
+    if Path(source).suffix.lower() not in FORMATS:
+        raise InvalidInput(f"{source!r} must end in {' or '.join(FORMATS)}")
+    target_file("--out", target, FORMATS)
     columns = read(Path(source))
     if unread := check_columns(columns):
         say(f"carried over unread: {', '.join(unread)}")
@@ -103,14 +103,6 @@ def _check_has(columns: dict[str, list[Any]]) -> None:
     for name in ("family", "gpu"):
         if name not in columns:
             raise InvalidInput(f"the column {name!r} is missing; it has {', '.join(columns)}")
-
-
-def check_target(path: Path) -> None:
-    """Refused before the work rather than after."""
-    if path.is_dir():
-        raise InvalidInput(f"--out {path} is a folder, not a file")
-    if not path.parent.is_dir():
-        raise InvalidInput(f"--out {path}: there is no folder {path.parent}")
 
 
 def predict_rows(
@@ -221,7 +213,7 @@ def read(path: Path) -> dict[str, list[Any]]:
     written otherwise (007), stays the text it is."""
     if not path.is_file():
         raise MissingData(f"no file {path}")
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         pl = _polars()
         try:
             frame = pl.read_parquet(path)
@@ -266,7 +258,7 @@ def write(path: Path, columns: dict[str, list[Any]]) -> None:
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             _polars().DataFrame(columns, strict=False).write_parquet(temporary)
         else:
             with temporary.open("w", newline="", encoding="utf-8") as file:
@@ -275,7 +267,7 @@ def write(path: Path, columns: dict[str, list[Any]]) -> None:
                 writer.writerows(zip(*([_cell(value) for value in values] for values in columns.values()), strict=True))
         temporary.replace(path)
     except OSError as problem:
-        raise MissingData(f"cannot write {path}: {problem.strerror or problem}") from None
+        raise InvalidInput(unwritten("--out", path, problem)) from None
     finally:
         temporary.unlink(missing_ok=True)
 
