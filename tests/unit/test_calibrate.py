@@ -326,7 +326,7 @@ def test_a_profile_from_other_weights_is_refused(profile: str, monkeypatch: pyte
 def test_a_place_that_cannot_be_written_is_told(tilecast: Tilecast, tmp_path: Path):
     rows = written(tmp_path / "rows.csv", [row(64)])
     result = tilecast("calibrate", rows, "--gpu", GPU, "-o", str(tmp_path / "no" / "p.json"))
-    assert result.code == 3 and "cannot write" in result.err
+    assert result.code == 2 and "there is no folder" in result.err
 
 
 # ---- inputs are those that `predict --json` prints -----------------------------------------------------------------
@@ -389,13 +389,13 @@ def test_a_gpu_of_ones_own_is_planned_measured_and_calibrated_like_any_other(til
     assert tilecast(*asked, "--profile", profile).code == 0
 
 
-@pytest.mark.parametrize("target", [".", ""])
-def test_a_profile_is_a_file_of_its_own(tilecast: Tilecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str):
+@pytest.mark.parametrize(("target", "words"), [(".", "is a folder, not a file"), ("", "must name a file")])
+def test_a_profile_is_a_file_of_its_own(tilecast: Tilecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, words: str):
     monkeypatch.chdir(tmp_path)
     rows = written(tmp_path / "rows.csv", [row(64)])
     for asked in ([rows], ["--plan", "3"]):
         result = tilecast("calibrate", *asked, "--gpu", GPU, "-o", target)
-        assert result.code == 2 and f"--out {target!r} must name a file" in result.err
+        assert result.code == 2 and f"--out {target!r} {words}" in result.err
     before = Path(rows).read_text()
     result = tilecast("calibrate", rows, "--gpu", GPU, "-o", rows)
     assert result.code == 2 and "is the file of measurements" in result.err and Path(rows).read_text() == before

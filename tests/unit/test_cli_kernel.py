@@ -100,7 +100,7 @@ def test_as_python_is_the_equivalent_call(capsys):
         (["--sweep", "dtype=1:8:x2"], "dtype is no size of gemm; its sizes are m, n, k, batch"),
         (["--sweep", "m=1:8:x2", "--why"], "--why is of one launch: leave --sweep"),
         (["--plot", "x.png"], "--plot x.png draws a sweep: give --sweep too"),
-        (["--sweep", "m=1:8:x2", "--plot", "x.gif"], "--plot x.gif must end in .png"),
+        (["--sweep", "m=1:8:x2", "--plot", "x.gif"], "--plot 'x.gif' must end in .png"),
         (["--sweep", "m=1:8:x2", "--plot", "no/folder/x.png"], "there is no folder no/folder"),
         (["--m", "[1,2]"], "--m '[1,2]' must be a whole number; for several give --sweep m=FROM:TO:STEP"),
         (["--bias", "yes"], "--bias 'yes' must be true or false"),
@@ -563,3 +563,31 @@ def test_kernels_says_once_which_part_a_device_string_stands_for(tilecast, tmp_p
     assert [line for line in shown.err.splitlines() if "taken to be" in line] == [
         "tilecast: H100 taken to be h100-sxm (NVIDIA H100 SXM5 80 GB); other parts have their own ids"
     ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gemm --m 1 --n 512 --k 512", "attention_prefill --batch 1 --q-len 64 --num-heads 8",
+        "mla_decode --batch 1 --kv-len 64 --num-heads 16",
+        "moe --num-tokens 4 --hidden-size 1024 --inter-size 512 --num-experts 4 --topk 2", "all_reduce --bytes 1024 --num-gpus 8",
+        "rms_norm --rows 8 --cols 64", "softmax --rows 8 --cols 64",
+    ],
+)  # fmt: skip
+def test_an_empty_identity_is_the_default_as_an_empty_cell_is(tilecast, tmp_path, line):
+    asked = ["kernel", *line.split(), "--gpu", "h100-sxm"]
+    left_out, empty = tilecast(*asked, "--json"), tilecast(*asked, "--identity", "", "--json")
+    assert left_out.code == 0 and left_out.out == empty.out
+    family, *words = line.split()
+    record = kernels()[family]
+    given = {option.removeprefix("--").replace("-", "_"): int(value) for option, value in zip(words[::2], words[1::2], strict=True)}
+    assert float(predict_kernel(record(**given, identity=""), "h100-sxm").median_s[0]) == left_out.json["median_s"]
+    (tmp_path / "in.csv").write_text(f"family,gpu,identity,{','.join(given)}\n{family},h100-sxm,,{','.join(map(str, given.values()))}\n")
+    assert tilecast("kernels", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")).code == 0
+    with (tmp_path / "out.csv").open(newline="") as file:
+        assert float(next(csv.DictReader(file))["median_s"]) == left_out.json["median_s"]
+
+
+def test_a_required_size_that_is_left_empty_is_missing(tilecast):
+    refused = tilecast("kernel", "gemm", "--gpu", "h100-sxm", "--m", "", "--n", "64", "--k", "64")
+    assert refused.code == 2 and "gemm needs --m" in refused.err

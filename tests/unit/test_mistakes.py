@@ -79,6 +79,13 @@ def test_lists_of_different_lengths() -> None:
         median_s(Gemm(m=[1, 2], n=64, k=64, bias=[True, False, True]))
 
 
+def test_one_of_several_sizes_out_of_range_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"m = 1e\+30 \(launch 1\) must be a whole number of at most 9,007,199,254,740,992"):
+        median_s(Gemm(m=[1, 10**30], n=64, k=64))
+    with pytest.raises(InvalidInput, match=r"m = -1e\+30 must be a whole number of at least 1"):
+        median_s(Gemm(m=[-(10**30)], n=64, k=64))
+
+
 @pytest.mark.parametrize(("name", "value"), [("link_bytes_per_s", "fast"), ("link_bytes_per_s", 0), ("network_bytes_per_s", -1)])
 def test_a_wrong_rate_of_a_link(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=f"{name} = .* must be a number above 0"):

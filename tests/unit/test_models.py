@@ -152,6 +152,16 @@ def test_a_file_beside_the_config_may_say_the_format(tmp_path):
     (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}))
     config = model_config(tmp_path)
     assert (config.precision.mlp, config.kv_dtype) == ("fp8_static", "fp8")
+    # Where many lie in one folder each has its own: X_config.json and X_hf_quant_config.json.
+    (tmp_path / "hf_quant_config.json").unlink()
+    for name in ("mine", "other"):
+        (tmp_path / f"{name}_config.json").write_text(json.dumps(table))
+    (tmp_path / "mine_hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}))
+    assert [model_config(tmp_path / f"{name}_config.json").precision.mlp for name in ("mine", "other")] == ["nvfp4", None]
+    assert model_config(tmp_path / "mine_config.json").kv_dtype == "fp8" and model_config(tmp_path).precision.mlp is None
+    (tmp_path / "mine_hf_quant_config.json").write_text(json.dumps({"quantization": [1]}))
+    with pytest.raises(InvalidInput, match=r"mine_hf_quant_config.json: quantization = \[1\] must be a table"):
+        model_config(tmp_path / "mine_config.json")
 
 
 def test_embedding_head_and_norms_keep_the_models_own_format():

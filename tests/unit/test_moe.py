@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tilecast import hardware
+from tilecast import hardware, predict_kernel
 from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, analyse
 from tilecast.kernels.moe import Moe, _balanced, _busiest_rank, power_law_loads
@@ -203,3 +203,51 @@ def test_what_cannot_run_is_refused_in_one_sentence(changed, sentence):
 def test_an_unmeasured_gpu_gets_a_time():
     gpu = hardware.gpu("a30")
     assert 0 < analyse(one().tasks(gpu, COLD), gpu, COLD).analytic_s.item() < 1
+
+
+# ---- histograms --------------------------------------------------------------------------------------------------
+
+FEW = {"num_tokens": 4, "hidden_size": 1024, "inter_size": 512, "num_experts": 4, "topk": 2}
+
+
+def median_s(distribution):
+    return predict_kernel(Moe(**FEW, distribution=distribution), H100).median_s.tolist()
+
+
+@pytest.mark.parametrize("given", ['{"0": 4, "1": 4}', {"0": 4, "1": 4}, {0: 4, 1: 4}, [4, 4, 0, 0], (4, 4, 0, 0), np.array([4, 4, 0, 0])])
+def test_a_histogram_may_be_a_list_or_name_its_experts(given):
+    assert median_s(given) == median_s("[4, 4, 0, 0]")
+
+
+def test_every_launch_may_have_a_histogram():
+    every = "[4, 4, 0, 0]", "[2, 2, 2, 2]", "[3, 3, 1, 1]"
+    assert median_s([{"0": 4, "1": 4}, [2, 2, 2, 2], "[3, 3, 1, 1]"]) == pytest.approx([median_s(each)[0] for each in every])
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ('{"a": 4, "1": 4}', r"names the expert 'a'; with num_experts = 4 they are 0 to 3"),
+        ('{"4": 4, "1": 4}', r"names the expert '4'; with num_experts = 4 they are 0 to 3"),
+        ('{"-1": 8}', r"names the expert '-1'"),
+        ('{"0": 4, "00": 4}', r"names the expert 0 twice"),
+        ('{"0": 4, "1": null}', r"gives expert 1 null tokens: it must be a whole number of at least 0"),
+        ('{"0": 4, "1": 1.5}', r"gives expert 1 1.5 tokens"),
+        ('{"0": 4, "1": -4}', r"gives expert 1 -4 tokens"),
+        ('{"0": 4, "1": true}', r"gives expert 1 True tokens"),
+        ('{"0": 4, "1": {"2": 4}}', r"gives expert 1 .* tokens"),
+        ('{"0": 4, "1": Infinity}', r"gives expert 1 inf tokens"),
+        ('{"0": 4}', r"distribution sums to 4; num_tokens x topk = 8"),
+        ('{"0": 8}', r"gives one expert 8 tokens of num_tokens = 4"),
+        ("{}", r"distribution = '\{\}' must be a JSON object of whole numbers, tokens per expert"),
+        ('{"0": 4', r"must be a JSON object of whole numbers, tokens per expert"),
+        ({}, r"must be a JSON object"),
+        ({"0": "4", "1": 4}, r"gives expert 0 '4' tokens"),
+        ([], r"distribution = \[\] must be a text, or a list of them"),
+        ([[1, 2], [3]], r"distribution lists 2 experts; num_experts = 4"),
+        (3, r"distribution = 3 must be a text, or a list of them"),
+    ],
+)  # fmt: skip
+def test_a_wrong_histogram_is_named(given, sentence):
+    with pytest.raises(InvalidInput, match=sentence):
+        median_s(given)

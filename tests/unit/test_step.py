@@ -238,7 +238,7 @@ def test_a_traced_graph_keeps_its_own_format_and_may_run_as_tf32():
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --pp 2 --schedule zigzag", "schedule = 'zigzag' must be one of", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --pp 2 --virtual-stages 2", "needs the schedule interleaved", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 16 --seq 128 --dp 16", "its network is not known; give", 2),
-        ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --dp 2 --trace out.txt", "--trace out.txt must end in .json", 2),
+        ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --dp 2 --trace out.txt", "--trace 'out.txt' must end in .json", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 6 --seq 128 --optimizer lion", "optimizer = 'lion' must be one of", 2),
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --optimizer adam --no-optimizer", "exclude one another", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 6 --seq 128 --recompute --recompute-attention", "exclude one another", 2),

@@ -8,6 +8,7 @@ import click
 import numpy as np
 
 from tilecast import hardware, units
+from tilecast.cli.files import target_file
 from tilecast.cli.output import command_line, emit, output_options, say
 from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec
@@ -54,15 +55,13 @@ def command(rows: str | None, gpu: str, run_path: str | None, planned: int | Non
 
 def _check_target(target: str, *read: str | None) -> None:
     """Refused before the work, and before a file of measurements is written over."""
-    path = Path(target)
-    if not target or path.is_dir():
-        raise InvalidInput(f"--out {target!r} must name a file")
+    path = target_file("--out", target)
     if any(given and path.resolve() == Path(given).resolve() for given in read):
         raise InvalidInput(f"--out {target} is the file of measurements: name another")
 
 
 def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | None, target: str) -> Report:
-    from tilecast.cli.kernels import check_columns, read
+    from tilecast.cli.kernels import check_columns, meanings, read
     from tilecast.cli.parameters import checked_engine
     from tilecast.engines.calibrated import evidence_from_run, read_run
     from tilecast.learning import profiles
@@ -71,7 +70,7 @@ def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | N
 
     found, used = None, 0
     if rows:
-        columns = read(Path(rows))
+        columns = meanings(read(Path(rows)))
         columns.setdefault("gpu", [gpu.id] * len(next(iter(columns.values()), [])))
         check_columns(columns)
         for engine in {engine for engine in columns.get("engine", []) if engine}:
@@ -175,8 +174,8 @@ def _python(gpu: str, rows: str | None, run_path: str | None, target: str) -> st
     lines = ["from pathlib import Path", "from tilecast import hardware", "from tilecast.learning import profiles"]
     lines += [f"gpu = hardware.gpu({gpu!r})"]
     if rows:
-        lines += ["from tilecast.cli.kernels import read", "from tilecast.predictors.calibrated import evidence_from_rows"]
-        lines += [f"columns = read(Path({rows!r}))"]
+        lines += ["from tilecast.cli.kernels import meanings, read", "from tilecast.predictors.calibrated import evidence_from_rows"]
+        lines += [f"columns = meanings(read(Path({rows!r})))"]
         lines += ["evidence, used = evidence_from_rows([dict(zip(columns, row)) for row in zip(*columns.values())], gpu)"]
     if run_path:
         lines += ["from tilecast.engines.calibrated import evidence_from_run, read_run"]

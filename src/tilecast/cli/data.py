@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tilecast.cli.files import target, target_file
 from tilecast.cli.output import command_line, emit, output_options, refuse_as_python, require_data_extra, say
 from tilecast.errors import InvalidInput, MissingData, MissingExtra
 from tilecast.report import Grid, Report, versions
@@ -126,8 +127,7 @@ def show(family: str | None, gpu: str | None, names: tuple[str, ...], plot_path:
 
     if plot_path and not family:
         raise InvalidInput("--plot draws one family: name it, e.g. tilecast data show gemm --plot gemm.png")
-    if plot_path and Path(plot_path).suffix not in (".png", ".svg", ".pdf"):
-        raise InvalidInput(f"--plot {plot_path!r} must end in .png, .svg or .pdf")
+    target("--plot", plot_path, (".png", ".svg", ".pdf"))
     id = hardware.gpu(gpu).id if gpu else None
     if output["as_python"]:
         refuse_as_python(plot=plot_path)
@@ -176,21 +176,17 @@ def export(family: str, out: str, gpu: str | None, names: tuple[str, ...], with_
     from tilecast.datasets import store
     from tilecast.datasets.cache import replacing
 
-    path = Path(out)
-    if path.suffix not in FORMATS:
-        raise InvalidInput(f"--out {out!r} must end in {' or '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise InvalidInput(f"--out {out!r}: the folder {str(path.parent)!r} does not exist")
+    path = target_file("--out", out, FORMATS)
     if output["as_python"]:
         click.echo(rows_call((family,), names, hardware.gpu(gpu).id if gpu else None, usable=not with_set_aside))
-        click.echo(f"rows[{family!r}].write_{path.suffix.removeprefix('.')}({out!r})")
+        click.echo(f"rows[{family!r}].write_{path.suffix.lower().removeprefix('.')}({out!r})")
         return
     with progress_bar() as progress:
         frame = store.rows(family, names or None, usable=not with_set_aside, progress=progress)
     if gpu:
         frame = frame.filter(pl.col("gpu").cast(pl.String) == hardware.gpu(gpu).id)
     with replacing(path) as temporary:
-        frame.write_csv(temporary) if path.suffix == ".csv" else frame.write_parquet(temporary)
+        frame.write_csv(temporary) if path.suffix.lower() == ".csv" else frame.write_parquet(temporary)
     emit(
         Report(
             answer=f"Wrote {frame.height:,} rows of {family} to {out}.",

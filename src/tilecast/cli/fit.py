@@ -1,6 +1,5 @@
 """`tilecast fit [FAMILY...]`: learn the corrections from measured rows, from scratch (extra `train`)."""
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from tilecast.cli.files import target_folder
 from tilecast.cli.output import command_line, emit, output_options, require_data_extra, say
 from tilecast.errors import InvalidInput, MissingExtra, UnknownName
 from tilecast.learning.features import SIZES
@@ -42,9 +42,7 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
     unknown = next((family for family in families if family not in (*SIZES, *OTHERS)), None)
     if unknown is not None:
         raise UnknownName.among("learnable family", unknown, (*SIZES, *OTHERS))
-    target = Path(folder) if folder else FOLDER
-    if folder and not target.is_dir():
-        raise InvalidInput(f"--out {folder!r} is no folder")
+    target = FOLDER if folder is None else target_folder("--out", folder)
     if output["as_python"]:
         emit(Report(answer="", python=_python(families, names, target, quick)), **output)
         return
@@ -52,8 +50,7 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
         raise InvalidInput("--sources: moe-tuning learns from searches of configurations, not from rows; leave one or the other out")
     if find_spec("catboost") is None:
         raise MissingExtra.of("train", "fitting")
-    if not os.access(target, os.W_OK):
-        raise InvalidInput(f"--out {str(target)!r} cannot be written to: name a folder that can")
+    target_folder("--out", str(target))  # the package's own may be where nobody may write
     asked = families or tuple(SIZES)
     _check_files(names, [family for family in asked if family in SIZES])
     started = time.monotonic()

@@ -97,7 +97,7 @@ def _callback(kernel: Any) -> Any:
                 "gpu", "timer", "cache", "engine", "profile", "explain", "why", "ceiling", "measured", "sweep", "plot_path", "assignments",
             )
         }  # fmt: skip
-        parameters = {name: parsed(name, text) for name, text in given.items() if text is not None}
+        parameters = {name: parsed(name, text) for name, text in given.items() if text is not None and text.strip()}  # "" as an empty cell
         swept = [sweep_values(asked["sweep"])[0]] if asked["sweep"] else []
         check_missing(kernel.family, [entry.name for entry in fields(kernel) if _is_required(entry)], [*parameters, *swept])
         check_lengths(parameters)

@@ -1,22 +1,25 @@
 """`tilecast kernels IN --out OUT`: predict every row of a file; row order kept, format by extension."""
 
 import csv
+import json
 from dataclasses import fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import click
 import numpy as np
 
 from tilecast import hardware, units
+from tilecast.cli.files import target_file, unwritten
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
-from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, checked_engine
+from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, checked_engine, meant, plain_value
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
 from tilecast.report import Report, versions
 
 ADDED = ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "bound_by", "basis")
 COMMON = ("family", "gpu", "dtype", "identity", "timer", "cache", "engine")
-SINGLE = (*TEXTS, *RATES, "tile", "split")  # what a record has one of, for all its launches
+SINGLE = (*TEXTS, *LISTS, *RATES, "tile", "split")  # what a record has one of, for all its launches
 FORMATS = (".csv", ".parquet")
 # What `tilecast data export` and `tilecast calibrate` know besides: carried over without a word.
 OF_MEASUREMENTS = (
@@ -37,10 +40,9 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
 
     Other columns are carried over and named, unless they look like a misspelt parameter: those are refused.
     """
-    for path in (source, target):
-        if Path(path).suffix not in FORMATS:
-            raise InvalidInput(f"{path!r} must end in {' or '.join(FORMATS)}")
-    check_target(Path(target))
+    if Path(source).suffix.lower() not in FORMATS:
+        raise InvalidInput(f"{source!r} must end in {' or '.join(FORMATS)}")
+    target_file("--out", target, FORMATS)
     columns = read(Path(source))
     if unread := check_columns(columns):
         say(f"carried over unread: {', '.join(unread)}")
@@ -55,7 +57,8 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
         emit(Report(answer="", python=python), **output)
         return
     predicted, bad = predict_rows(columns, keep_going=keep_going, profile=profile)
-    for name in dict.fromkeys(name for name, seconds in zip(columns["gpu"], predicted["median_s"], strict=True) if seconds is not None):
+    named = zip(meanings(columns)["gpu"], predicted["median_s"], strict=True)
+    for name in dict.fromkeys(name for name, seconds in named if seconds is not None):
         if note := hardware.resolution_note(name):
             say(note)
     write(Path(target), columns | predicted)
@@ -102,19 +105,12 @@ def _check_has(columns: dict[str, list[Any]]) -> None:
             raise InvalidInput(f"the column {name!r} is missing; it has {', '.join(columns)}")
 
 
-def check_target(path: Path) -> None:
-    """Refused before the work rather than after."""
-    if path.is_dir():
-        raise InvalidInput(f"--out {path} is a folder, not a file")
-    if not path.parent.is_dir():
-        raise InvalidInput(f"--out {path}: there is no folder {path.parent}")
-
-
 def predict_rows(
     columns: dict[str, list[Any]], *, keep_going: bool = False, profile: str | None = None
 ) -> tuple[dict[str, list[Any]], list[tuple[int, str]]]:
     """The added columns, in row order, and the rows that could not be predicted with the reason."""
     _check_has(columns)
+    columns = meanings(columns)
     num_rows = len(columns["family"])
     added: dict[str, list[Any]] = {name: [None] * num_rows for name in ADDED}
     bad: list[tuple[int, str]] = []
@@ -130,6 +126,23 @@ def predict_rows(
                         raise type(problem)(f"row {row + 1}: {problem}") from None
                     bad.append((row, str(problem)))
     return added, sorted(bad)
+
+
+def meanings(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The columns as values of kernels' parameters. What is only carried over stays as it is; so does a measurement that is no number."""
+    asked = {*COMMON, *_parameters()}
+    found = {name: _meant(name, cells) if name in asked else cells for name, cells in columns.items()}
+    if "measured_s" in found:
+        found["measured_s"] = [_value(cell) if isinstance(cell, str) else cell for cell in found["measured_s"]]
+    return found
+
+
+def _meant(name: str, cells: list[Any]) -> list[Any]:
+    kinds = set(map(type, cells))
+    if kinds <= {int, bool, NoneType} and name not in LISTS:
+        return cells
+    texts = {text: meant(name, text) for text in {cell for cell in cells if type(cell) is str}}
+    return [texts[cell] if type(cell) is str else meant(name, cell) for cell in cells]
 
 
 def _told(profile: str) -> dict[str, Any]:
@@ -195,11 +208,12 @@ def _single(name: str, value: Any) -> Any:
 
 
 def read(path: Path) -> dict[str, list[Any]]:
-    """Columns of a CSV or parquet file; an empty cell is None, whole numbers and true / false are values. What is only carried over stays
-    the text it is where a number would be written otherwise, such as 007."""
+    """Columns of a CSV or parquet file as they are to be written again: `meanings` says what they ask for. In a CSV an empty cell is None,
+    blank lines are none, and whole numbers and true / false are values; a name, and what is only carried over where a number would be
+    written otherwise (007), stays the text it is."""
     if not path.is_file():
         raise MissingData(f"no file {path}")
-    if path.suffix == ".parquet":
+    if path.suffix.lower() == ".parquet":
         pl = _polars()
         try:
             frame = pl.read_parquet(path)
@@ -209,7 +223,7 @@ def read(path: Path) -> dict[str, list[Any]]:
     else:
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
-                table = list(csv.reader(file))
+                table = [line for line in csv.reader(file) if len(line) > 1 or "".join(line).strip()]
         except (OSError, UnicodeDecodeError, csv.Error) as problem:
             raise MissingData(f"cannot read {path}: {problem}") from None
         if not table:
@@ -221,8 +235,8 @@ def read(path: Path) -> dict[str, list[Any]]:
         names = [name.strip() for name in header]
         if twice := next((name for name in names if name and names.count(name) > 1), None):
             raise InvalidInput(f"{path} has the column {twice!r} twice")
-        known = _known()
-        columns = {name: [(_value if name in known else _carried)(line[place]) for line in lines] for place, name in enumerate(names)}
+        numbers = {*_parameters(), "measured_s"} - {*COMMON, *TEXTS, *LISTS}
+        columns = {name: [(_value if name in numbers else _carried)(line[place]) for line in lines] for place, name in enumerate(names)}
     if not columns or not next(iter(columns.values())):
         raise InvalidInput(f"{path} has no rows")
     return columns
@@ -230,24 +244,12 @@ def read(path: Path) -> dict[str, list[Any]]:
 
 def _value(text: str) -> Any:
     plain = text.strip()
-    if not plain:
-        return None
-    if plain.lower() in ("true", "false"):
-        return plain.lower() == "true"
-    try:
-        return int(plain)
-    except ValueError:
-        pass
-    try:
-        number = float(plain)
-    except ValueError:
-        return plain
-    return int(number) if number.is_integer() else number
+    return plain_value(plain) if plain else None
 
 
 def _carried(text: str) -> Any:
-    value = _value(text)
-    return value if value is None or str(_cell(value)) == text else text
+    found = _value(text)
+    return found if found is None or str(_cell(found)) == text else text
 
 
 def write(path: Path, columns: dict[str, list[Any]]) -> None:
@@ -256,7 +258,7 @@ def write(path: Path, columns: dict[str, list[Any]]) -> None:
 
     temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        if path.suffix == ".parquet":
+        if path.suffix.lower() == ".parquet":
             _polars().DataFrame(columns, strict=False).write_parquet(temporary)
         else:
             with temporary.open("w", newline="", encoding="utf-8") as file:
@@ -265,12 +267,14 @@ def write(path: Path, columns: dict[str, list[Any]]) -> None:
                 writer.writerows(zip(*([_cell(value) for value in values] for values in columns.values()), strict=True))
         temporary.replace(path)
     except OSError as problem:
-        raise MissingData(f"cannot write {path}: {problem.strerror or problem}") from None
+        raise InvalidInput(unwritten("--out", path, problem)) from None
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _cell(value: Any) -> Any:
+    if isinstance(value, list | dict):  # of a parquet file
+        return json.dumps(value, default=str)
     return "" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 

@@ -1,17 +1,21 @@
-"""The parameters of kernels as text: what each one means, and its value from the command line."""
+"""The parameters of kernels as text: what each one means, and its value from the command line or from a cell of a file."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
 
 from tilecast import units
-from tilecast.errors import InvalidInput, UnknownName
+from tilecast.errors import InvalidInput, UnknownName, shown
 
 TEXTS = (
     "dtype", "identity", "kv_dtype", "distribution", "moe_pass", "op", "node", "kind", "implementation", "weight_dtype", "gradient_dtype",
 )  # fmt: skip
+OF_A_ROW = ("family", "gpu", "timer", "cache", "engine")  # names that a row of a file has beside its kernel's
 LISTS = ("q_lens", "kv_lens")
 FLAGS = ("bias", "causal", "gated", "residual", "backward")
 RATES = ("link_bytes_per_s", "network_bytes_per_s", "latency_factor")
+EMPTY = ("", "nan")  # what a cell without a value reads, and how numbers that are none are written
 MEASURED_IN = ("pytorch", "framework", "nccl", "oneccl")  # where kernels were measured besides the engines that `predict` knows
 
 _LENGTHS = "of each request, as a list such as [128,4096] or 128,4096"
@@ -46,7 +50,7 @@ HELP: Mapping[str, str] = {
     "topk": "Experts of a token.",
     "tp": "GPUs that share each expert.",
     "ep": "Groups of GPUs that experts are dealt to whole.",
-    "distribution": "How tokens fall on experts: balanced, power_law_1.2, or a JSON list of tokens per expert.",
+    "distribution": 'How tokens fall on experts: balanced, power_law_1.2, or tokens per expert as JSON, [3,1] or {"0":3,"1":1}.',
     "moe_pass": "Which product: w13, w2 or both.",
     "gated": "Experts have a gate: true or false.",
     "block_m": "Rows of a Triton tile [default: chosen]; likewise the next five.",
@@ -139,13 +143,62 @@ def _list(name: str, text: str) -> str:
     return f"[{', '.join(map(str, numbers))}]"
 
 
+def meant(name: str, cell: Any) -> Any:
+    """What a cell of a CSV or parquet file says, however its file holds it: None where it is empty, numbers, true and false as values,
+    lists of lengths and histograms as JSON. What can be none of these stays as it is: the kernel refuses it with what would do."""
+    if hasattr(cell, "tolist"):  # numpy's
+        cell = cell.tolist()
+    if isinstance(cell, str):
+        return _from_text(name, cell.strip())
+    if isinstance(cell, Decimal) and cell.is_finite():
+        cell = int(cell) if cell == cell.to_integral_value() else float(cell)
+    if isinstance(cell, float):
+        cell = None if cell != cell else int(cell) if cell.is_integer() else cell
+    if isinstance(cell, Mapping):  # a parquet file has every row's keys in all rows
+        cell = {str(key): value for key, value in cell.items() if value is not None} or None
+    if name in LISTS and isinstance(cell, int) and not isinstance(cell, bool):
+        cell = [cell]
+    if name == "tile" and isinstance(cell, Sequence):
+        return tuple(cell)
+    return json.dumps(cell, default=str) if isinstance(cell, list | tuple | Mapping) else cell
+
+
+def _from_text(name: str, text: str) -> Any:
+    if text.lower() in EMPTY:
+        return None
+    if name in LISTS:
+        try:
+            return _list(name, text)
+        except InvalidInput:
+            return text
+    return text if name in TEXTS or name in OF_A_ROW else plain_value(text)
+
+
+def plain_value(text: str) -> Any:
+    """True or false, a number, whole where it is one, or the text itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() else number
+
+
 def check_lengths(given: Mapping[str, Any]) -> None:
     """Lists name every request by themselves: what is said twice has to be the same."""
     lists = {name: given[name] for name in LISTS if name in given}
     if not lists:
         return
+    for name, text in lists.items():
+        if str(text).count("[") > 1:
+            raise InvalidInput(f"{option(name)} {shown(text)} must be one list of lengths, such as [128,4096]: that of one launch")
     name, text = next(iter(lists.items()))
-    number = text.count(",") + 1
+    number = str(text).count(",") + 1
     if given.get("batch", number) != number:
         raise InvalidInput(f"{option(name)} names {number} requests, --batch {given['batch']}: leave --batch out")
     for each, single in zip(LISTS, ("q_len", "kv_len"), strict=True):

@@ -11,13 +11,14 @@ import click
 import numpy as np
 
 from tilecast import hardware, units
+from tilecast.cli.files import target_folder
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, say, set_option
 from tilecast.errors import InvalidInput, MissingData, UnknownName
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.moe import Moe
 from tilecast.kernels.moe_defaults import ENGINES
 from tilecast.report import Grid, Report, versions
-from tilecast.tuning.engine_files import check_folder, check_version, contents, file_dtype, write
+from tilecast.tuning.engine_files import check_version, contents, file_dtype, write
 from tilecast.tuning.explain import explain as explained
 from tilecast.tuning.explain import words
 from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Timer, Tuned, gemm_layer, passes_of, space_for, tune
@@ -308,7 +309,7 @@ def _tune_python(layer: Layer, asked: Mapping[str, Any]) -> str:
 
 def _run(layer: Layer, asked: dict[str, Any], line: str) -> None:
     output = {name: asked.pop(name) for name in ("as_json", "as_csv", "as_python")}
-    folder = check_folder(asked["folder"]) if asked["folder"] else None
+    folder = target_folder("--out", asked["folder"], made=True) if asked["folder"] else None
     check_version(asked["triton_version"], layer.kernel)
     layer = replace(layer, per_channel=asked["per_channel"])
     gpu, tokens, choices, python = _gpu(asked), token_counts(asked["tokens"]), limited(asked["limits"]), _tune_python(layer, asked)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tilecast.engines.base import engine, kernel_step
-from tilecast.errors import InvalidInput, MissingData, SpecError
+from tilecast.errors import InvalidInput, SpecError
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.calibration import ROW_NOISE, Floats, Prior, Sites, joined, shipped
@@ -203,6 +203,6 @@ def write_script(text: str, path: Path) -> None:
         temporary.write_text(text, encoding="utf-8", newline="\n")
         temporary.replace(path)
     except OSError as problem:
-        raise MissingData(f"cannot write {path}: {problem.strerror or problem}") from None
+        raise InvalidInput(f"{str(path)!r} cannot be written: {(problem.strerror or str(problem)).lower()}") from None
     finally:
         temporary.unlink(missing_ok=True)

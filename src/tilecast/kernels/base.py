@@ -40,8 +40,7 @@ def sizes(*, at_least: int = 1, **named: Any) -> dict[str, Floats]:
         except ValueError:  # lists of different lengths inside a list
             values = np.empty(0, dtype=object)
         if values.dtype == bool or values.dtype.kind not in "iuf" or values.ndim != 1:
-            limit = f" of at most {LARGEST:,.0f}" if type(raw) is int else ""  # beyond 64 bits
-            raise InvalidInput(f"{name} = {shown(raw)} must be a whole number{limit}, or a list of them")
+            raise InvalidInput(_no_size(name, raw, values, at_least))
         if not len(values):
             raise InvalidInput(f"{name} = {shown(raw)} must hold at least one whole number")
         floats = values.astype(np.float64)
@@ -50,7 +49,7 @@ def sizes(*, at_least: int = 1, **named: Any) -> dict[str, Floats]:
             row = int(np.argmax(bad))
             where = f" (launch {row})" if len(values) > 1 else ""
             limit = f"at most {LARGEST:,.0f}" if floats[row] > LARGEST else f"at least {at_least}"
-            raise InvalidInput(f"{name} = {values[row]}{where} must be a whole number of {limit}")
+            raise InvalidInput(f"{name} = {shown(values[row].item())}{where} must be a whole number of {limit}")
         columns[name] = floats[:, None]
     lengths = {len(values) for values in columns.values()} - {1}
     if len(lengths) > 1:
@@ -58,6 +57,21 @@ def sizes(*, at_least: int = 1, **named: Any) -> dict[str, Floats]:
         raise InvalidInput(f"parameters have different numbers of launches: {told}")
     length = max(len(values) for values in columns.values())
     return {name: values if len(values) == length else np.full((length, 1), values[0, 0]) for name, values in columns.items()}
+
+
+def _no_size(name: str, raw: Any, values: Any, at_least: int) -> str:
+    """What is wrong with values that no array of numbers holds: one beyond 64 bits, else whatever they are."""
+    entries = values.tolist() if values.ndim == 1 else []
+    beyond = next((entry for entry in entries if type(entry) is int and abs(entry) > LARGEST), None)
+    if beyond is None or not all(type(entry) in (int, float) for entry in entries):
+        return f"{name} = {shown(entries[0] if len(entries) == 1 else raw)} must be a whole number, or a list of them"
+    where = f" (launch {entries.index(beyond)})" if len(entries) > 1 else ""
+    try:
+        said = f"{beyond:.6g}"
+    except OverflowError:  # no float is as large
+        said = shown(beyond)
+    limit = f"at most {LARGEST:,.0f}" if beyond > 0 else f"at least {at_least}"
+    return f"{name} = {said}{where} must be a whole number of {limit}"
 
 
 def launch_sizes(*, at_least: int = 1, **named: Any) -> dict[str, Any]:
@@ -126,7 +140,7 @@ def check_asked(kernel: Any, engine: Any) -> None:
     identity = getattr(kernel, "identity", None)
     if identity is not None and not isinstance(identity, str):
         raise InvalidInput(f"identity = {shown(identity)} of {kernel.family} must be a name, or None for what the engine would run")
-    if identity is not None and kernel.family in NAMELESS:
+    if identity and kernel.family in NAMELESS:
         raise InvalidInput(f"identity = {identity!r}: {kernel.family} has one kernel and no names for it; leave identity out")
     for name in (engine, getattr(kernel, "engine", None) or engine):
         if not isinstance(name, str):

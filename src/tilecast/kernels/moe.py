@@ -6,6 +6,7 @@ with tokens read their weights. Under expert parallelism the busiest rank is pri
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.dtypes import Quantisation, quantisation
-from tilecast.errors import InvalidInput, UnknownName
+from tilecast.errors import InvalidInput, UnknownName, shown
 from tilecast.execution import Constants, Protocol, TaskSet, constants
 from tilecast.execution.analytic import l2_bytes_per_clock
 from tilecast.execution.cache import hit_fraction, least_from_dram
@@ -31,6 +32,7 @@ K_STEP = 64  # a main loop's step along K where none is given
 STAGES = 3  # steps in flight where none is given; all but the one computed on lie in shared memory
 WIDENING_FLOP = 8.0  # vector work per weight stored narrower than the 16 bits it is computed with: unpack, convert, scale, put back
 MOST_EXPERTS = 65_536  # of one layer; routers have hundreds
+MOST_DIGITS = len(str(MOST_EXPERTS))
 NUM_DRAWS = 8  # orders of the experts over which the busiest rank of a skewed load is averaged
 
 
@@ -98,7 +100,8 @@ IMPLEMENTATIONS = {
 class Moe:
     """One rank's MoE layer. `inter_size` is one expert's, before tensor parallelism; w13 is twice as wide unless not `gated`.
 
-    `distribution`: balanced, power_law_A (loads drawn from x^-A) or a JSON list of tokens per expert; one text, or one per launch.
+    `distribution`: balanced, power_law_A (loads drawn from x^-A) or tokens per expert, a list or {expert: tokens}, also as JSON text; one,
+    or one per launch.
     """
 
     family: ClassVar[str] = "moe"
@@ -122,6 +125,10 @@ class Moe:
     dtype: str = "bf16"
     identity: str | None = None
     engine: str | None = None  # whose configuration a Triton kernel runs with where none is given; None: as if tuned
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.distribution, str):
+            object.__setattr__(self, "distribution", _written(self.distribution))
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run; data-centre Blackwell has kernels without a name of their own."""
@@ -198,10 +205,30 @@ def _ones(num_launches: int) -> Any:
     return 1 if num_launches == 1 else np.ones(num_launches)
 
 
+def _written(given: Any) -> Any:
+    """Histograms as the JSON text they stand for, one or a list of them; anything else as it is."""
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
+    if isinstance(given, Mapping):
+        return json.dumps({str(expert): tokens for expert, tokens in given.items()}, default=_as_json)
+    if not isinstance(given, list | tuple):
+        return given
+    if given and all(isinstance(entry, int | float | np.number) for entry in given):
+        return json.dumps(given, default=_as_json)
+    return [_written(entry) for entry in given]
+
+
+def _as_json(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else str(value)
+
+
 def _texts(raw: Any, name: str) -> NDArray[np.str_]:
-    texts = np.atleast_1d(np.asarray(raw))
-    if texts.dtype.kind not in "UO" or texts.ndim != 1:
-        raise InvalidInput(f"{name} = {raw!r} must be a text, or a list of them")
+    try:
+        texts = np.atleast_1d(np.asarray(raw))
+    except ValueError:  # lists of different lengths inside a list
+        texts = np.empty(0)
+    if texts.dtype.kind not in "UO" or texts.ndim != 1 or not texts.size:
+        raise InvalidInput(f"{name} = {shown(raw)} must be a text, or a list of them")
     return texts.astype(np.str_)
 
 
@@ -360,11 +387,11 @@ def _busiest_rank(distribution: str, tokens: Floats, num_experts: int, topk: Flo
     balanced = _balanced(tokens * topk, num_experts, ep)[:, None, :]
     if distribution == "balanced":
         return balanced
-    if distribution.startswith("["):
+    if distribution.startswith(("[", "{")):
         return _fullest(_histogram(distribution, tokens, num_experts, topk).reshape(-1, 1, ep, on_rank))
     if not re.fullmatch(r"power_law_\d+(\.\d+)?", distribution):
-        allowed = "'balanced', 'power_law_A' with a number A, or a JSON list of tokens per expert"
-        raise InvalidInput(f"distribution = {distribution!r} must be {allowed}")
+        allowed = "'balanced', 'power_law_A' with a number A, or tokens per expert as a JSON list or object"
+        raise InvalidInput(f"distribution = {shown(distribution)} must be {allowed}")
     loads = power_law_loads(tokens, num_experts, topk, float(distribution.rpartition("_")[2]))
     if ep == 1:
         return loads[:, None, :]
@@ -440,11 +467,13 @@ def _orders(num_experts: int) -> NDArray[np.int64]:
 
 def _histogram(text: str, tokens: Floats, num_experts: int, topk: Floats) -> Floats:
     try:
-        values = np.asarray(json.loads(text), dtype=np.float64)
-    except (ValueError, TypeError):
+        given = json.loads(text, object_pairs_hook=list)
+        values = _by_expert(given, num_experts) if text.startswith("{") else np.asarray(given, dtype=np.float64)
+    except (ValueError, TypeError, RecursionError):
         values = np.empty(0)
     if values.ndim != 1 or not len(values) or (values < 0).any() or (values != np.floor(values)).any():
-        raise InvalidInput(f"distribution = {text[:60]!r} must be a JSON list of whole numbers, tokens per expert")
+        kind = "list" if text.startswith("[") else "object"
+        raise InvalidInput(f"distribution = {shown(text)} must be a JSON {kind} of whole numbers, tokens per expert")
     if len(values) != num_experts:
         raise InvalidInput(f"distribution lists {len(values)} experts; num_experts = {num_experts}")
     wrong = values.sum() != tokens * topk
@@ -454,6 +483,24 @@ def _histogram(text: str, tokens: Floats, num_experts: int, topk: Floats) -> Flo
     if values.max() > tokens.min():
         raise InvalidInput(f"distribution gives one expert {values.max():.0f} tokens of num_tokens = {tokens.min():.0f}")
     return np.broadcast_to(values, (len(tokens), num_experts))
+
+
+def _by_expert(pairs: list[tuple[str, Any]], num_experts: int) -> Floats:
+    """Tokens of all experts from those of the ones that are named."""
+    loads: dict[int, float] = {}
+    for key, tokens in pairs:
+        if not (key.isascii() and key.isdigit()) or len(key) > MOST_DIGITS or int(key) >= num_experts:
+            known = f"with num_experts = {num_experts} they are 0 to {num_experts - 1}"
+            raise InvalidInput(f"distribution names the expert {shown(key)}; {known}")
+        if int(key) in loads:
+            raise InvalidInput(f"distribution names the expert {int(key)} twice")
+        if isinstance(tokens, bool) or not isinstance(tokens, int | float) or tokens < 0 or tokens % 1:
+            wrong = "null" if tokens is None else shown(tokens)
+            raise InvalidInput(f"distribution gives expert {int(key)} {wrong} tokens: it must be a whole number of at least 0")
+        loads[int(key)] = float(tokens)
+    if not loads:
+        return np.empty(0)
+    return np.array([loads.get(expert, 0.0) for expert in range(num_experts)])
 
 
 # ---- work ------------------------------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def _lists(name: str, given: Any) -> Sequence[Sequence[int]]:
         given = _parsed(name, given)
     if isinstance(given, np.ndarray) and given.dtype.kind in "iuf":
         return given[None] if given.ndim == 1 else given  # type: ignore[return-value]
-    entries = list(given) if isinstance(given, Sequence | np.ndarray) else None
+    entries = list(given) if isinstance(given, Sequence | np.ndarray) and not isinstance(given, bytes) else None
     if not entries:
         raise InvalidInput(f"{name} = {shown(given)} must be a list of lengths{EXAMPLE}")
     if all(isinstance(entry, str) for entry in entries):

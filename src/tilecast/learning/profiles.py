@@ -134,7 +134,7 @@ def write(profile: Profile, path: Path) -> None:
         temporary.write_text(json.dumps({**content, "sha256": _digest(content)}) + "\n", encoding="utf-8", newline="\n")
         temporary.replace(path)
     except OSError as problem:
-        raise MissingData(f"cannot write {path}: {problem.strerror or problem}") from None
+        raise InvalidInput(f"{str(path)!r} cannot be written: {(problem.strerror or str(problem)).lower()}") from None
     finally:
         temporary.unlink(missing_ok=True)
     read.cache_clear()

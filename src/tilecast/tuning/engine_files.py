@@ -1,7 +1,6 @@
 """The files vLLM and SGLang read tuned configurations from: their names, where they lie, and what is in them."""
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Mapping
@@ -81,17 +80,6 @@ def _text(table: Mapping[str, object]) -> str:
     return json.dumps(table, indent=4) + "\n"
 
 
-def check_folder(text: str) -> Path:
-    """A folder that files can be written below, refused now if they could not be later."""
-    folder = Path(text)
-    existing = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path())
-    if not existing.is_dir():
-        raise InvalidInput(f"-o {text}: {existing} is a file, not a folder")
-    if not os.access(existing, os.W_OK):
-        raise InvalidInput(f"-o {text} cannot be written: permission denied")
-    return folder
-
-
 def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
     """All of them or none: each is written under another name first, then they are renamed."""
     drafts: list[tuple[Path, Path]] = []
@@ -108,7 +96,7 @@ def write(folder: Path, files: Mapping[str, str]) -> list[Path]:
             draft.chmod(0o644)
             draft.replace(path)
     except OSError as problem:
-        raise InvalidInput(f"-o {folder} cannot be written: {(problem.strerror or str(problem)).lower()}") from None
+        raise InvalidInput(f"--out {str(folder)!r} cannot be written: {(problem.strerror or str(problem)).lower()}") from None
     finally:
         for draft, _ in drafts:
             draft.unlink(missing_ok=True)

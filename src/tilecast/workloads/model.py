@@ -11,10 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tilecast.errors import InvalidInput, MissingData, UnknownName
+from tilecast.errors import InvalidInput, MissingData, UnknownName, shown
 
 FOLDER = Path(__file__).with_name("models")
 BUNDLE = "bundled.json"
+CONFIG, QUANTISATION = "config.json", "hf_quant_config.json"  # of a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +239,7 @@ def _names() -> dict[str, frozenset[str]]:
 
 
 def _table(path: Path) -> Mapping[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
+    file = path / CONFIG if path.is_dir() else path
     if not file.exists():
         if path.suffix == ".json":
             raise MissingData(f"no file {file}")
@@ -246,10 +247,19 @@ def _table(path: Path) -> Mapping[str, Any]:
             raise MissingData(f"{path} holds no config.json")
         raise UnknownName.among("model", str(path), model_ids())
     table = _parsed(file)
-    beside = file.with_name("hf_quant_config.json")  # where some checkpoints say how they are quantised
-    if beside.exists() and not table.get("quantization_config"):
-        table = {**table, "quantization_config": {"quant_method": "modelopt", **_parsed(beside).get("quantization", {})}}
-    return table
+    beside = next((other for other in _of_quantisation(file) if other.is_file()), None)
+    if beside is None or table.get("quantization_config"):
+        return table
+    said = _parsed(beside).get("quantization") or {}
+    if not isinstance(said, Mapping):
+        raise InvalidInput(f"{beside}: quantization = {shown(said)} must be a table")
+    return {**table, "quantization_config": {"quant_method": "modelopt", **said}}
+
+
+def _of_quantisation(file: Path) -> list[Path]:
+    """Where some checkpoints say how they are quantised: beside X_config.json in X_hf_quant_config.json, if many lie in one folder."""
+    own = [file.with_name(f"{file.name.removesuffix(CONFIG)}{QUANTISATION}")] if file.name.endswith(CONFIG) else []
+    return [*own, file.with_name(QUANTISATION)]
 
 
 def _parsed(file: Path) -> Mapping[str, Any]:

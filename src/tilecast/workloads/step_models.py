@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.errors import InvalidInput, MissingExtra, UnknownName
+from tilecast.workloads.architectures.base import family_names, size
 from tilecast.workloads.aten import TRITON_1
 from tilecast.workloads.model import config_table
 from tilecast.workloads.opgraph import Node, OpGraph, Segment, graph_from, renamed
@@ -25,7 +26,6 @@ MODES = ("inference", "training")
 ATTENTION = ("eager", "sdpa", "flash")
 LARGEST = 1 << 40
 SHORTEST_SAVED = 64  # tokens: below, sizes such as an expert's room no longer follow one rule
-NAMES_OF_POSITIONS = ("n_positions", "max_position_embeddings")
 
 
 def positive(name: str, value: Any) -> None:
@@ -77,10 +77,13 @@ def model_graph(
     if recompute and mode == "inference":
         raise InvalidInput("recompute is for training: an inference pass has no backward")
     id, config = resolved(model)
-    is_mpt = any("mpt" in name.lower() for name in config.get("architectures", ()))
+    try:
+        is_mpt = any("mpt" in name.lower() for name in family_names(config))
+        positions = size(config, "n_positions", 0, "max_position_embeddings")
+    except InvalidInput as problem:
+        raise InvalidInput(f"{id}: {problem}") from None
     chosen = attention or ("flash" if is_mpt else "eager")
-    positions = next((int(config[name]) for name in NAMES_OF_POSITIONS if isinstance(config.get(name), int)), None)
-    if positions is not None and seq > positions:
+    if positions and seq > positions:
         raise InvalidInput(f"seq = {seq:,} is beyond the {positions:,} positions of {id}")
     saved = saved_graph(id, mode, batch, seq, dtype, chosen)
     if saved is None:

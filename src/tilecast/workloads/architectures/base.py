@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast.dtypes import dtype
-from tilecast.errors import InvalidInput, UnknownName
+from tilecast.errors import InvalidInput, UnknownName, shown
 from tilecast.workloads.blocks import decoder_step
 from tilecast.workloads.model import GroupedAttention, Layer, Mlp, ModelConfig
 from tilecast.workloads.operations import Operation
@@ -20,6 +20,7 @@ from tilecast.workloads.quantisation import read_precision
 
 FOLDER = Path(__file__).parent
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+FAMILY = "LlamaForCausalLM"  # an example to give
 MOST = 1 << 40
 MOST_LAYERS = 10_000
 # Fields that give away what a model does -> how we call it. What an architecture does not read, it must not be asked to guess.
@@ -64,11 +65,9 @@ def architecture(name: str) -> Architecture:
 
 def read_config(table: Mapping[str, Any], name: str) -> ModelConfig:
     """The model that a parsed config.json describes; every problem is one sentence naming the field."""
-    given = table.get("architectures")
-    if not isinstance(given, list | tuple) or not given or not all(isinstance(entry, str) for entry in given):
-        raise InvalidInput(f"{name}: architectures is missing; it names the model family, e.g. {sorted(architectures())[0]}")
-    known = next((entry for entry in given if entry in architectures()), None)
     try:
+        given = family_names(table)
+        known = next((entry for entry in given if entry in architectures()), None)
         if known is None:
             raise UnknownName(_unknown(given[0], table))
         return architectures()[known].read(table, name)
@@ -103,9 +102,20 @@ def _nearest(name: str, has: Sequence[str]) -> str:
 # ---- reading a config --------------------------------------------------------------------------------------------
 
 
+def family_names(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """The value of `architectures`: the classes that a checkpoint is made for, one as a rule."""
+    given = table.get("architectures")
+    if given is None or given in ([], ()):
+        raise InvalidInput(f"architectures is missing; it names the model family, e.g. {FAMILY}")
+    if not isinstance(given, list | tuple) or not all(isinstance(entry, str) for entry in given):
+        raise InvalidInput(f"architectures = {shown(given)} must be a list of names, e.g. {[FAMILY]}")
+    return tuple(given)
+
+
 def size(table: Mapping[str, Any], field: str, default: int | None = None, *others: str) -> int:
     """A whole number of at least 1 that the config must hold under one of its names, unless there is a default."""
-    value = next((table[name] for name in (field, *others) if table.get(name) is not None), None)
+    field = next((name for name in (field, *others) if table.get(name) is not None), field)
+    value = table.get(field)
     if value is None:
         if default is None:
             raise InvalidInput(f"{field} is missing")
@@ -113,8 +123,33 @@ def size(table: Mapping[str, Any], field: str, default: int | None = None, *othe
     most = MOST_LAYERS if field in ("num_hidden_layers", "n_layer") else MOST
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         limits = f"of at least 1{f' and at most {most:,}' if isinstance(value, int) and value > most else ''}"
-        raise InvalidInput(f"{field} = {value!r} must be a whole number {limits}")
+        raise InvalidInput(f"{field} = {shown(value)} must be a whole number {limits}")
     return value
+
+
+def number(table: Mapping[str, Any], field: str, default: float) -> float:
+    """A number that is not negative, such as a norm's epsilon."""
+    value = table.get(field)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST:
+        raise InvalidInput(f"{field} = {shown(value)} must be a number of at least 0")
+    return float(value)
+
+
+def flag(table: Mapping[str, Any], field: str, default: bool = False) -> bool:
+    """True or false, and the default where the config leaves it out."""
+    value = table.get(field)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidInput(f"{field} = {shown(value)} must be true or false")
+    return default if value is None else value
+
+
+def head_width(hidden: int, heads: int, *, called: tuple[str, str] = ("hidden_size", "num_attention_heads")) -> int:
+    """Of heads that share the model's width, under the names that the config has for them."""
+    if hidden % heads:
+        raise InvalidInput(f"{called[0]} = {hidden} must be a multiple of {called[1]} = {heads}")
+    return hidden // heads
 
 
 def count(table: Mapping[str, Any], field: str) -> int:
@@ -173,7 +208,7 @@ def decoder(table: Mapping[str, Any], name: str, architecture: str, layers: Sequ
     precision, kv_dtype = read_precision(table, len(layers))
     same: dict[Layer, Layer] = {}
     shared: dict[str, Any] = {
-        "tied_embeddings": bool(table.get("tie_word_embeddings", False)),
+        "tied_embeddings": flag(table, "tie_word_embeddings"),
         "max_context": size(table, "max_position_embeddings", 0) or None,
     }
     return ModelConfig(

@@ -6,7 +6,7 @@ The cap on the scores is inside the attention kernel and costs it nothing here.
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.workloads.architectures.base import Architecture, attention_heads, decoder, size, windows
+from tilecast.workloads.architectures.base import Architecture, attention_heads, decoder, flag, size, windows
 from tilecast.workloads.model import Layer, Mlp, ModelConfig
 
 NAME = "Gemma2ForCausalLM"
@@ -18,7 +18,7 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
         Layer(attention=attention_heads(table, window=window), mlp=mlp, sandwich=True)
         for window in windows(table, size(table, "num_hidden_layers"), every=2)
     ]
-    tied = bool(table.get("tie_word_embeddings", True))
+    tied = flag(table, "tie_word_embeddings", default=True)
     capped = bool(table.get("final_logit_softcapping", 30.0))
     return decoder(table, name, NAME, layers, tied_embeddings=tied, scales_embedding=True, soft_cap=capped)
 

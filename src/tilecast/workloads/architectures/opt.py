@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tilecast.errors import InvalidInput
-from tilecast.workloads.architectures.base import Architecture, attention_heads, decoder, size
+from tilecast.workloads.architectures.base import Architecture, attention_heads, decoder, flag, size
 from tilecast.workloads.model import Layer, Mlp, ModelConfig
 
 NAME = "OPTForCausalLM"
@@ -18,7 +18,7 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     width = size(table, "word_embed_proj_dim", hidden)
     mlp = Mlp(width=size(table, "ffn_dim"), gated=False, activation="relu", bias=True)
     layer = Layer(attention=attention_heads(table, qkv_bias=True, o_bias=True, rope=False), mlp=mlp)
-    tied = bool(table.get("tie_word_embeddings", True))
+    tied = flag(table, "tie_word_embeddings", default=True)
     more = {"norm": "layer_norm", "num_positions": positions + POSITION_OFFSET, "embedding_width": width, "tied_embeddings": tied}
     return decoder(table, name, NAME, [layer] * size(table, "num_hidden_layers"), **more)
 

@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from tilecast.errors import InvalidInput
+from tilecast.workloads.architectures.base import family_names
 from tilecast.workloads.opgraph import OpGraph, renamed
 from tilecast.workloads.tracing.losses import FusedTokenLoss, TokenLoss
-from tilecast.workloads.tracing.modules.base import Asked, families
+from tilecast.workloads.tracing.modules.base import Asked, Family, families
 from tilecast.workloads.tracing.trace import trace
 
 FORMATS = {"fp32": torch.float32, "tf32": torch.float32, "amp": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -17,20 +19,7 @@ FORMATS = {"fp32": torch.float32, "tf32": torch.float32, "amp": torch.float32, "
 def traced_model(
     id: str, config: Mapping[str, Any], *, mode: str, batch: int, seq: int, dtype: str, attention: str, recompute: bool = False
 ) -> OpGraph:
-    given = config.get("architectures")
-    if not isinstance(given, list | tuple) or not given:
-        raise InvalidInput(f"{id}: architectures is missing; it names the model family, e.g. {sorted(families())[0]}")
-    family = next((families()[name] for name in given if name in families()), None)
-    if family is None:
-        known = ", ".join(sorted(families()))
-        raise InvalidInput(f"{id}: no module for {given[0]!r}; known: {known}; any nn.Module can be traced with tilecast.trace")
-    asked = Asked(mode=mode, attention=attention, batch=batch, seq=seq)
-    try:
-        with torch.device("meta"):
-            module = family.build(config, asked).to(FORMATS[dtype])
-            inputs = family.inputs(asked)
-    except InvalidInput as problem:
-        raise type(problem)(f"{id}: {problem}") from None
+    family, module, inputs = built(id, config, Asked(mode=mode, attention=attention, batch=batch, seq=seq), FORMATS[dtype])
     graph = trace(
         module,
         inputs,
@@ -41,3 +30,20 @@ def traced_model(
         name=id,
     )
     return renamed(graph, batch=batch, seq=seq)
+
+
+def built(id: str, config: Mapping[str, Any], asked: Asked, dtype: torch.dtype) -> tuple[Family, nn.Module, tuple[Tensor, ...]]:
+    """The family of a config, its module without weights, and what it takes; every problem is one sentence naming the field."""
+    try:
+        given = family_names(config)
+        family = next((families()[name] for name in given if name in families()), None)
+        if family is None:
+            known = ", ".join(sorted(families()))
+            raise InvalidInput(f"no module for {given[0]!r}; known: {known}; any nn.Module can be traced with tilecast.trace")
+        with torch.device("meta"):
+            return family, family.build(config, asked).to(dtype), family.inputs(asked)
+    except InvalidInput as problem:
+        raise type(problem)(f"{id}: {problem}") from None
+    except (RuntimeError, OverflowError):  # PyTorch's, of more elements than it counts
+        field, value = max(((field, value) for field, value in config.items() if type(value) is int), key=lambda pair: pair[1])
+        raise InvalidInput(f"{id}: {field} = {value:,} makes weights of more elements than a tensor can hold") from None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tilecast.workloads.architectures.base import size
+from tilecast.workloads.architectures.base import head_width, size
 from tilecast.workloads.tracing.modules.base import Asked, Family, fused_attention, token_inputs
 
 
@@ -43,7 +43,9 @@ class Bert(nn.Module):
         positions = size(config, "max_position_embeddings", 512)
         self.words, self.positions, self.types = nn.Embedding(vocab, hidden), nn.Embedding(positions, hidden), nn.Embedding(2, hidden)
         self.norm, self.dropout = nn.LayerNorm(hidden, 1e-12), nn.Dropout(0.1)
-        shape = hidden, size(config, "num_attention_heads"), size(config, "intermediate_size"), asked.attention
+        heads = size(config, "num_attention_heads")
+        head_width(hidden, heads)
+        shape = hidden, heads, size(config, "intermediate_size"), asked.attention
         self.layers = nn.ModuleList(Layer(*shape) for _ in range(size(config, "num_hidden_layers")))
         self.pooler = nn.Linear(hidden, hidden)
         self.pretraining = asked.mode == "training"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tilecast.workloads.architectures.base import size
+from tilecast.workloads.architectures.base import head_width, size
 from tilecast.workloads.tracing.modules.base import Asked, Conv1D, Family, fused_attention, token_inputs
 
 
@@ -51,7 +51,9 @@ class Gpt2(nn.Module):
         hidden, vocab = size(config, "n_embd", None, "hidden_size"), size(config, "vocab_size")
         positions = size(config, "n_positions", None, "max_position_embeddings")
         self.words, self.positions = nn.Embedding(vocab, hidden), nn.Embedding(positions, hidden)
-        shape = hidden, size(config, "n_head", None, "num_attention_heads"), size(config, "n_inner", 4 * hidden), positions, asked.attention
+        heads = size(config, "n_head", None, "num_attention_heads")
+        head_width(hidden, heads, called=("n_embd", "n_head"))
+        shape = hidden, heads, size(config, "n_inner", 4 * hidden), positions, asked.attention
         self.layers = nn.ModuleList(Layer(*shape) for _ in range(size(config, "n_layer", None, "num_hidden_layers")))
         self.norm, self.dropout = nn.LayerNorm(hidden), nn.Dropout(0.1)
         self.head = nn.Linear(hidden, vocab, bias=False)

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tilecast.workloads.architectures.base import size
+from tilecast.errors import InvalidInput
+from tilecast.workloads.architectures.base import attention_heads, family_names, flag, number, size
 from tilecast.workloads.tracing.modules.base import Asked, Family, RootMeanSquareNorm, fused_attention, token_inputs
+
+EPS = 1e-5
 
 
 def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -20,10 +23,12 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 class Layer(nn.Module):
     def __init__(self, config: Mapping[str, Any], attention: str) -> None:
         super().__init__()
-        hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
-        kv_heads, head = size(config, "num_key_value_heads", heads), size(config, "head_dim", hidden // heads)
-        width, eps = size(config, "intermediate_size"), float(config.get("rms_norm_eps", 1e-5))
-        bias = "Qwen2ForCausalLM" in config.get("architectures", ())
+        hidden, shape = size(config, "hidden_size"), attention_heads(config)
+        heads, kv_heads, head = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        if head % 2:
+            raise InvalidInput(f"head_dim = {head} must be even: rotary positions turn one half against the other")
+        width, eps = size(config, "intermediate_size"), number(config, "rms_norm_eps", EPS)
+        bias = "Qwen2ForCausalLM" in family_names(config)
         self.head, self.groups, self.attention = head, heads // kv_heads, attention
         self.norm_1, self.norm_2 = RootMeanSquareNorm(hidden, eps), RootMeanSquareNorm(hidden, eps)
         self.query = nn.Linear(hidden, heads * head, bias=bias)
@@ -63,11 +68,11 @@ class Llama(nn.Module):
         hidden, vocab = size(config, "hidden_size"), size(config, "vocab_size")
         self.words = nn.Embedding(vocab, hidden)
         self.layers = nn.ModuleList(Layer(config, asked.attention) for _ in range(size(config, "num_hidden_layers")))
-        self.norm = RootMeanSquareNorm(hidden, float(config.get("rms_norm_eps", 1e-5)))
+        self.norm = RootMeanSquareNorm(hidden, number(config, "rms_norm_eps", EPS))
         self.head = nn.Linear(hidden, vocab, bias=False)
-        if config.get("tie_word_embeddings"):
+        if flag(config, "tie_word_embeddings"):
             self.head.weight = self.words.weight
-        self.width = size(config, "head_dim", hidden // size(config, "num_attention_heads"))
+        self.width = attention_heads(config).head_dim
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens)

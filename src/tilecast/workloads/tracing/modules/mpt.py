@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tilecast.workloads.architectures.base import size
+from tilecast.workloads.architectures.base import head_width, size
 from tilecast.workloads.tracing.modules.base import Asked, Family, fused_attention, token_inputs
 
 
@@ -36,7 +36,9 @@ class Mpt(nn.Module):
     def __init__(self, config: Mapping[str, Any], asked: Asked) -> None:
         super().__init__()
         hidden, vocab = size(config, "d_model", None, "hidden_size"), size(config, "vocab_size")
-        shape = hidden, size(config, "n_heads", None, "num_attention_heads"), asked.attention
+        heads = size(config, "n_heads", None, "num_attention_heads")
+        head_width(hidden, heads, called=("d_model", "n_heads"))
+        shape = hidden, heads, asked.attention
         self.eager = asked.attention == "eager"
         self.words, self.positions = nn.Embedding(vocab, hidden), nn.Embedding(asked.seq, hidden)
         self.layers = nn.ModuleList(Layer(*shape) for _ in range(size(config, "n_layers", None, "num_hidden_layers")))

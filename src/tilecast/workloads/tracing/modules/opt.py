@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tilecast.workloads.architectures.base import size
+from tilecast.workloads.architectures.base import head_width, size
 from tilecast.workloads.tracing.modules.base import Asked, Family, fused_attention, token_inputs
 
 
@@ -48,7 +48,9 @@ class Opt(nn.Module):
         hidden, vocab = size(config, "hidden_size"), size(config, "vocab_size")
         self.words = nn.Embedding(vocab, hidden)
         self.positions = nn.Embedding(size(config, "max_position_embeddings", 2048) + 2, hidden)
-        shape = hidden, size(config, "num_attention_heads"), size(config, "ffn_dim", 4 * hidden), asked.attention
+        heads = size(config, "num_attention_heads")
+        head_width(hidden, heads)
+        shape = hidden, heads, size(config, "ffn_dim", 4 * hidden), asked.attention
         self.layers = nn.ModuleList(Layer(*shape) for _ in range(size(config, "num_hidden_layers")))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocab, bias=False)
