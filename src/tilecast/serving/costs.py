@@ -11,11 +11,11 @@ from functools import cache
 
 import numpy as np
 
-from tilecast.engines.many import alike, price_steps, signature
+from tilecast.engines.many import alike
 from tilecast.engines.predict import Setup
 from tilecast.execution.tasks import Floats
 from tilecast.serving.schedule import Schedule
-from tilecast.workloads.aggregate import BASES, Price, StepTime
+from tilecast.workloads.aggregate import BASES, Price, StepTime, price_steps, signature
 from tilecast.workloads.graph import Step, Tokens
 from tilecast.workloads.operations import Operation
 
@@ -213,7 +213,7 @@ def _priced(found: Setup, asked: list[Asked], price: Price) -> tuple[Curve, ...]
     priced = price_steps([step for _, _, step in cuts], found.gpu, price)
     curves = []
     for number, curve in enumerate(asked):
-        pieces = tuple((time, mine) for (of, mine, _), (time, _) in zip(cuts, priced, strict=True) if of == number)
+        pieces = tuple((time, mine) for (of, mine, _), time in zip(cuts, priced, strict=True) if of == number)
         times = {side: np.zeros(len(curve.cases)) for side in SIDES}
         for time, mine in pieces:
             for side in SIDES:
