@@ -27,7 +27,7 @@ from tilecast.engines.predict import (
     set_up,
 )
 from tilecast.predictors import predict_kernel
-from tilecast.workloads.aggregate import BASES, Price, StepTime, evaluated_steps, price_step, signature, step_weights
+from tilecast.workloads.aggregate import BASES, Price, StepTime, evaluated_steps, price_step, signature, step_weights, weakest
 from tilecast.workloads.graph import Batch, Tokens
 from tilecast.workloads.memory import Memory
 
@@ -156,7 +156,7 @@ def _joined(
         gpu=found.gpu.id, tp=tp, num_gpus=tp, batch=case[0], isl=case[1], osl=case[2],
         output_tokens=case[0] * case[2], decode_steps=batch.num_decode_steps, decode_step_s=step_s, decode_s=decode_s,
         prefill_s=_total(prefill, np.ones(1)) + host_prefill, memory=found.memory(batch),
-        basis=BASES[max(BASES.index(prefill.basis), BASES.index(decode.basis))],
+        basis=weakest((prefill.basis, decode.basis)),
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.pools import DecodeTimes, Passage, Pool, PrefillStep, Spans, run_pools
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule, steps_alone
 from tilecast.serving.served import Served
-from tilecast.workloads.aggregate import BASES, Price
+from tilecast.workloads.aggregate import Price, weakest
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import Memory
 from tilecast.workloads.model import ModelConfig
@@ -279,7 +279,7 @@ def link_between(prefill: Workers, decode: Workers, requests: Sequence[Lengths],
     sent = price(message, prefill.found.gpu)
     seconds = {side: dict(zip(lengths, np.asarray(getattr(sent, side)).tolist(), strict=True)) for side in SIDES}
     kind = (node.network_kind or "network") if apart else node.link_kind
-    basis = max((str(each) for each in sent.basis), key=BASES.index)
+    basis = weakest(str(each) for each in sent.basis)
     return Link(kind=kind, is_network=apart, seconds=seconds, bytes=dict(zip(lengths, map(float, held), strict=True)), basis=basis)
 
 
@@ -357,7 +357,7 @@ class DisaggregatedPrediction(Served):
 
     @property
     def basis(self) -> str:
-        return max((self.handover.prefill[1].basis, self.handover.decode[1].basis, self.link.basis), key=BASES.index)
+        return weakest((self.handover.prefill[1].basis, self.handover.decode[1].basis, self.link.basis))
 
     @property
     def mean_output_tokens(self) -> float:

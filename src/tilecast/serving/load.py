@@ -19,7 +19,7 @@ from tilecast.serving.costs import SIDES, Costs, costs
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule
 from tilecast.serving.served import Served
-from tilecast.workloads.aggregate import BASES, Price
+from tilecast.workloads.aggregate import Price, weakest
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import Memory, activations_bytes
 from tilecast.workloads.model import ModelConfig
@@ -330,6 +330,6 @@ def parts_of(plan: Schedule, cost: Costs, number: int) -> list[Part]:
 
 def _added(one: Part, other: Part) -> Part:
     """The same kernel in steps of other sizes."""
-    basis, longer = max(one.basis, other.basis, key=BASES.index), max(one, other, key=lambda part: part.time.median)
+    basis, longer = weakest((one.basis, other.basis)), max(one, other, key=lambda part: part.time.median)
     share = one.share_fraction + other.share_fraction
     return replace(longer, time=one.time + other.time, share_fraction=share, bound_s=one.bound_s + other.bound_s, basis=basis)

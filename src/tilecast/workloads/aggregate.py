@@ -81,9 +81,9 @@ def basis_words(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{percent} % {basis}" for basis, percent in told if percent != "0")
 
 
-def weakest(bases: Sequence[str]) -> str:
+def weakest(bases: Iterable[str]) -> str:
     """A sum is known no better than the least known of its parts."""
-    return max(bases, key=BASES.index) if bases else BASES[0]
+    return max(bases, key=PLACES.__getitem__, default=BASES[0])
 
 
 def price_step(step: Step, gpu: GpuSpec, price: Price = predict_kernel) -> StepTime:
