@@ -9,14 +9,16 @@ rest belongs to one kernel and one shape, and such parts add in squares. A formu
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
+from tilecast.learning.profiles import Profile, opened
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.graph import KernelCall, Step
 
@@ -84,6 +86,12 @@ def basis_words(shares: Mapping[str, float]) -> str:
 def weakest(bases: Iterable[str]) -> str:
     """A sum is known no better than the least known of its parts."""
     return max(bases, key=PLACES.__getitem__, default=BASES[0])
+
+
+def with_profile(price: Price, profile: Profile | str | Path | None, gpu: GpuSpec) -> tuple[Price, Profile | None]:
+    """Prices that heed what a profile says of this GPU, and the profile."""
+    measured = opened(profile, gpu)
+    return (price if measured is None else partial(price, profile=measured)), measured
 
 
 def price_step(step: Step, gpu: GpuSpec, price: Price = predict_kernel) -> StepTime:
