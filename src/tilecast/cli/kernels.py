@@ -13,6 +13,7 @@ from tilecast.cli.output import command_line, emit, output_options, profile_opti
 from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, checked_engine
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
 from tilecast.report import Report, versions
+from tilecast.report.renderers.text import cell
 
 ADDED = ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "bound_by", "basis")
 COMMON = ("family", "gpu", "dtype", "identity", "timer", "cache", "engine")
@@ -247,7 +248,7 @@ def _value(text: str) -> Any:
 
 def _carried(text: str) -> Any:
     value = _value(text)
-    return value if value is None or str(_cell(value)) == text else text
+    return value if value is None or str(cell(value)) == text else text
 
 
 def write(path: Path, columns: dict[str, list[Any]]) -> None:
@@ -262,16 +263,12 @@ def write(path: Path, columns: dict[str, list[Any]]) -> None:
             with temporary.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(columns)
-                writer.writerows(zip(*([_cell(value) for value in values] for values in columns.values()), strict=True))
+                writer.writerows(zip(*([cell(value) for value in values] for values in columns.values()), strict=True))
         temporary.replace(path)
     except OSError as problem:
         raise MissingData(f"cannot write {path}: {problem.strerror or problem}") from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _cell(value: Any) -> Any:
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 def _polars() -> Any:
