@@ -8,14 +8,13 @@ comes. Nothing is fitted on these points.
 
 import json
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from benchmarks.accuracy.serving_points import CHECKPOINTS, MOST_MEMORY, ROUNDS, requests
-from tilecast.engines.predict import Interval, Setup, set_up
+from benchmarks.accuracy.serving_points import CHECKPOINTS, MOST_MEMORY, ROUNDS, requests, server
+from tilecast.engines.predict import Interval
 from tilecast.errors import TilecastError
 from tilecast.kernels.collectives import node_of
 from tilecast.predictors import predict_kernel
@@ -93,11 +92,6 @@ def split(row: Mapping[str, Any], kind: str) -> tuple[int, int, int]:
     return gpus, moe_ep, gpus // tp
 
 
-@cache
-def _set_up(model: str, gpu: str, tp: int, ep: int, dp: int, engine: str, quant: str | None, kv: str | None, chosen: str) -> Setup:
-    return set_up(model, gpu, tp=tp, ep=ep, dp_attention=dp, engine=engine, quant=quant, kv_dtype=kv, engine_settings=json.loads(chosen))
-
-
 def most_running(row: Mapping[str, Any]) -> int:
     """Requests that a decode worker runs at once."""
     users, (gpus, _, ranks) = int(row["concurrency"]), split(row, "decode")
@@ -137,7 +131,7 @@ def handover_of(row: Mapping[str, Any], price: Any = predict_kernel, **changed: 
     for kind in KINDS:
         settings = {"most_running_requests": most_running(row), "experts_all_to_all": int(sends_tokens(row, kind)), **changed}
         chosen = json.dumps(settings, sort_keys=True)
-        found = _set_up(model, row["gpu"], *split(row, kind), row["engine"], quant, kv, chosen)
+        found = server(model, row["gpu"], *split(row, kind), row["engine"], quant, kv, chosen)
         workers.append(Workers(number=int(row[f"{kind}_num_workers"]), found=found, policy=policy_of(found)))
     prefill, decode = workers
     if "memory_fraction" not in changed and decode.policy.cache_tokens * decode.pool.lanes < users * (row["isl"] + row["osl"]):

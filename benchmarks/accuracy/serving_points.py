@@ -89,7 +89,7 @@ def is_swept(row: Mapping[str, Any]) -> bool:
 
 
 @cache
-def _set_up(model: str, gpu: str, tp: int, ep: int, dp: int, engine: str, quant: str | None, kv: str | None, chosen: str) -> Setup:
+def server(model: str, gpu: str, tp: int, ep: int, dp: int, engine: str, quant: str | None, kv: str | None, chosen: str) -> Setup:
     return set_up(model, gpu, tp=tp, ep=ep, dp_attention=dp, engine=engine, quant=quant, kv_dtype=kv, engine_settings=json.loads(chosen))
 
 
@@ -119,7 +119,7 @@ def load_of(row: Mapping[str, Any], price: Any = predict_kernel, **changed: obje
     if kv is None and row["architecture"] == "deepseek-v3" and (row["engine"] == "trtllm" or row["gpu"] != "h200-sxm"):
         kv = "fp8"
     chosen = json.dumps({**settings(row, users, dp), **changed}, sort_keys=True)
-    found = _set_up(model, row["gpu"], tp, ep, dp, row["engine"], quant, kv, chosen)
+    found = server(model, row["gpu"], tp, ep, dp, row["engine"], quant, kv, chosen)
     groups = min(found.shard.dp, users)
     each = -(-users // groups)
     policy = policy_of(found)

@@ -114,6 +114,11 @@ def human(name: str, value: float) -> str:
     return significant(value, 6)
 
 
+def signed_s(value_s: float) -> str:
+    """A difference between two times: '+3 ms'."""
+    return f"{'+' if value_s >= 0 else '-'}{human('_s', abs(value_s))}"
+
+
 def interval_s(median_s: float, low_s: float, high_s: float) -> str:
     """A latency with its interval in one unit: '21 ms (19-24)'."""
     text = human("latency_s", median_s)

@@ -46,7 +46,7 @@ SOURCES = {
         "attention_loops.POWERS",
         "attention_loops.FLASH_DIMS",
         "attention_loops.FMHA_DIMS",
-        "collectives.LARGEST_CUSTOM",
+        "collectives.LARGEST_CUSTOM_BYTES",
         "collectives.MAX_GPUS_CUSTOM",
         "embedding.THREADS",
         "gemm.TENSOR_TILES",

@@ -196,7 +196,7 @@ CASES: list[tuple[str, str, int, Row, list[Row]]] = [
         "a100_sxm/moe/vllm/0.14.0/moe_perf.parquet", "moe", 1234,
         {"kernel_source": "vllm_fused_moe", "moe_dtype": "bfloat16", "num_tokens": 2048, "hidden_size": 6144, "inter_size": 2560, "topk": 8,
          "num_experts": 160, "moe_tp_size": 2, "moe_ep_size": 1, "distribution": "power_law_1.2", "latency": 10.718476867675781},
-        [{**MOE, "identity": None, "dtype": "bf16", "num_tokens": 2048, "tp": 2, "ep": 1, "gated": True, "block_m": 64, "block_n": 64,
+        [{**MOE, "dtype": "bf16", "num_tokens": 2048, "tp": 2, "ep": 1, "gated": True, "block_m": 64, "block_n": 64,
           "block_k": 32, "group_m": 8, "latency_s": 10718.476867675781e-6}],
     ),
     (
@@ -204,6 +204,13 @@ CASES: list[tuple[str, str, int, Row, list[Row]]] = [
         {"kernel_source": "vllm_fused_moe", "moe_dtype": "bfloat16", "num_tokens": 64, "hidden_size": 2048, "inter_size": 768, "topk": 8,
          "num_experts": 128, "moe_tp_size": 1, "moe_ep_size": 1, "distribution": "power_law_1.01", "latency": 0.663327980041504},
         [{**MOE, "num_tokens": 64, "block_m": 16, "block_n": 32, "block_k": 64, "group_m": 1, "latency_s": 663.327980041504e-6}],
+    ),
+    (
+        "a100_sxm/moe/sglang/0.5.10/moe_perf.parquet", "moe", 13839,
+        {"kernel_source": "sglang_fused_moe_triton", "moe_dtype": "bfloat16", "num_tokens": 16384, "hidden_size": 2048, "inter_size": 768,
+         "topk": 8, "num_experts": 128, "moe_tp_size": 1, "moe_ep_size": 8, "distribution": "balanced", "latency": 11.676953125},
+        [{**MOE, "identity": "triton", "num_tokens": 16384, "ep": 8, "distribution": "balanced", "latency_s": 11676.953125e-6,
+          "set_aside": "known bad: a rank of expert parallelism did the work of all"}],
     ),
     (
         "h100_sxm/moe/trtllm/1.3.0rc20/moe_perf.parquet", "moe", 65555,

@@ -15,6 +15,7 @@ from tilecast.diagnosis.diagnose import Diagnosis, diagnose
 from tilecast.diagnosis.rows import Row
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
+from tilecast.units import signed_s
 
 if TYPE_CHECKING:
     from tilecast.diagnosis.difference import Difference
@@ -299,21 +300,17 @@ def _unknown(found: Diagnosis, every: bool) -> Grid:
 # ---- two runs ----------------------------------------------------------------------------------------------------
 
 
-def signed(value: float) -> str:
-    return f"{'+' if value >= 0 else '-'}{units.human('_s', abs(value))}"
-
-
 def _difference(compared: "Difference") -> Grid:
     rows = [
         (
-            part.name, seconds(part.other.total_s), seconds(part.this.total_s), signed(part.difference_s), signed(part.by_calls_s),
-            signed(part.by_speed_s),
+            part.name, seconds(part.other.total_s), seconds(part.this.total_s), signed_s(part.difference_s), signed_s(part.by_calls_s),
+            signed_s(part.by_speed_s),
         )
         for part in compared.families
     ]  # fmt: skip
-    rows.append(("idle", "", "", signed(compared.idle_s), "", ""))
-    rows.append(("at the same time", "", "", signed(compared.at_once_s), "", ""))
-    rows.append(("span", seconds(compared.other_span_s), seconds(compared.this_span_s), signed(compared.span_s), "", ""))
+    rows.append(("idle", "", "", signed_s(compared.idle_s), "", ""))
+    rows.append(("at the same time", "", "", signed_s(compared.at_once_s), "", ""))
+    rows.append(("span", seconds(compared.other_span_s), seconds(compared.this_span_s), signed_s(compared.span_s), "", ""))
     columns = ("against the other run", "other", "this", "difference", "by calls", "by speed")
     return Grid(title="The difference, one GPU", columns=columns, rows=rows, right=frozenset(columns[1:]))
 
@@ -321,7 +318,7 @@ def _difference(compared: "Difference") -> Grid:
 def _work(compared: "Difference", every: bool) -> Grid:
     rows = [
         (
-            part.name, f"{part.other.calls:,}", f"{part.this.calls:,}", signed(part.difference_s),
+            part.name, f"{part.other.calls:,}", f"{part.this.calls:,}", signed_s(part.difference_s),
             f"{part.ratio:.2f}" if part.ratio else "-", f"{part.predicted_ratio:.2f}" if part.predicted_ratio else "-",
             part.other.kernel, part.this.kernel,
         )

@@ -14,6 +14,7 @@ from tilecast.cli.files import target
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, refuse_as_python, say
 from tilecast.cli.parameters import FLAGS, HELP, LISTS, RATES, TEXTS, check_lengths, check_missing, checked_engine, option, parsed
 from tilecast.cli.ranges import MOST_NUMBERS, span
+from tilecast.diagnosis.levers import GOAL, LARGEST_FACTOR, STEP
 from tilecast.errors import InvalidInput, MissingExtra, SpecError
 from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.kernels.base import NAMELESS, identity_on
@@ -36,7 +37,6 @@ OF_COLLECTIVES = ("boost_clock_hz", "dram_bytes_per_s")  # facts of the GPU that
 OF_ONE_GPU = ("boost_clock_hz", "num_sms", "dram_bytes_per_s", "l2_bytes", "tdp_w")  # those that other kernels may
 BATCHES = ("num_tokens", "m", "batch", "rows")  # sizes that count what is done at once, the first that a kernel has
 PLOTS = (".png", ".svg", ".pdf", ".html")
-LARGEST_FACTOR = 16.0
 
 
 class Families(click.Group):
@@ -297,9 +297,9 @@ def _levers(predicted: Callable[..., KernelPrediction], now: KernelPrediction) -
         change = {fact: round(value) if isinstance(getattr(now.gpu, fact), int) else value}
         return float(predicted(change).median_s[0])
 
-    current, goal = float(now.median_s[0]), float(now.median_s[0]) / 1.2
+    current, goal = float(now.median_s[0]), float(now.median_s[0]) / GOAL
     return [
-        {"fact": fact, "saved_fraction": 1 - time_s(fact, 1.1) / current, "needed_factor": _factor_for(partial(time_s, fact), goal)}
+        {"fact": fact, "saved_fraction": 1 - time_s(fact, STEP) / current, "needed_factor": _factor_for(partial(time_s, fact), goal)}
         for fact in facts
     ]
 
@@ -326,7 +326,7 @@ def _choices(
         for factor in (2, 4, 8, 16, 32, 64):
             more = parameters[rows] * factor
             saved = 1 - float(predicted(**{rows: more}).median_s[0]) / more / per_row
-            if saved >= 1 - 1 / 1.2 or factor == 64:
+            if saved >= 1 - 1 / GOAL or factor == 64:
                 found.append({"choice": rows, "value": str(more), "saved_fraction": saved})
                 break
     return found

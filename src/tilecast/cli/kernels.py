@@ -1,7 +1,6 @@
 """`tilecast kernels IN --out OUT`: predict every row of a file; row order kept, format by extension."""
 
 import csv
-import json
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType
@@ -16,6 +15,7 @@ from tilecast.cli.output import command_line, emit, output_options, profile_opti
 from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, checked_engine, meant, plain_value
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
 from tilecast.report import Report, versions
+from tilecast.report.renderers.text import cell
 
 ADDED = ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "bound_by", "basis")
 COMMON = ("family", "gpu", "dtype", "identity", "timer", "cache", "engine")
@@ -249,7 +249,7 @@ def _value(text: str) -> Any:
 
 def _carried(text: str) -> Any:
     found = _value(text)
-    return found if found is None or str(_cell(found)) == text else text
+    return found if found is None or str(cell(found)) == text else text
 
 
 def write(path: Path, columns: dict[str, list[Any]]) -> None:
@@ -264,18 +264,12 @@ def write(path: Path, columns: dict[str, list[Any]]) -> None:
             with temporary.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(columns)
-                writer.writerows(zip(*([_cell(value) for value in values] for values in columns.values()), strict=True))
+                writer.writerows(zip(*([cell(value) for value in values] for values in columns.values()), strict=True))
         temporary.replace(path)
     except OSError as problem:
         raise InvalidInput(unwritten("--out", path, problem)) from None
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, list | dict):  # of a parquet file
-        return json.dumps(value, default=str)
-    return "" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
 def _polars() -> Any:

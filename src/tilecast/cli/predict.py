@@ -1,5 +1,6 @@
 """`tilecast predict MODEL`: how fast an engine serves a model on a GPU nobody has to own."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -89,18 +90,11 @@ def command(
 
         given, workers = predict_disaggregated.workers_of(given, concurrency)
     given = {name: value for name, value in given.items() if name not in APART or value is not None}
-    sizes = ("isl", "osl") if concurrency is not None else ("batch", "isl", "osl")
-    if requests_path and any(given[name] is not None for name in sizes):
-        raise InvalidInput(f"--requests and {', '.join(f'--{name}' for name in sizes)} exclude one another")
-    if not requests_path and (missing := [f"--{name}" for name in sizes if given[name] is None]):
-        raise InvalidInput(f"{', '.join(missing)} missing: give {', '.join(f'--{name}' for name in sizes)}, or --requests FILE.csv")
+    requests = _requests(requests_path, given, ("isl", "osl") if concurrency is not None else ("batch", "isl", "osl"))
     output = {"as_json": as_json, "as_csv": as_csv, "as_python": as_python}
     if as_python:
         refuse_as_python(html=html_path, trace=trace_path)
     page, timeline = target("--html", html_path, (".html", ".htm")), target("--trace", trace_path, (".json",))
-    requests = read_requests(requests_path) if requests_path else None
-    if requests_path and (unused := unused_columns(requests_path)):
-        say(f"{requests_path}: not used: {', '.join(unused)}; a request is its input_tokens and output_tokens")
     overrides = overrides_from(assignments)
     line = command_line(
         "predict", model, gpu=gpu, **said, requests=requests_path, concurrency=concurrency, engine_set=engine_assignments,
@@ -112,6 +106,8 @@ def command(
         from tilecast.cli import predict_load
 
         given = predict_load.limited(given)
+    shown: dict[str, Any] = {"line": line, "breakdown": breakdown, "why": why, "page": page, "timeline": timeline}
+    load: dict[str, Any] = {"concurrency": concurrency, "requests": requests, "overrides": overrides, **given}
     if is_comparison(gpu, given["tp"], concurrency or given["batch"], by) or len(workers) > 1 or workers == ["auto"]:
         from tilecast.cli import predict_compare
 
@@ -119,27 +115,40 @@ def command(
             varied = "--batch" if concurrency is None else "--concurrency"
             raise InvalidInput(f"{', '.join(alone)} explains one configuration: give one --gpu, --tp and {varied}, and no --by")
         arguments = predict_compare.arguments(gpu, by, given, concurrency, requests, overrides, workers)
-        python = predict_compare.python(model, arguments)
-        if as_python:
-            emit(Report(answer="", python=python), **output)
-            return
-        found = predict_compare.compared(model, arguments)
-        asked = {**given, **({"concurrency": concurrency} if concurrency is not None else {})}
-        asked |= {"disaggregated": workers} if workers else {}
-        inputs = {"model": found.model, "gpu": gpu, **asked, "requests": requests, "set": list(assignments)}
-        report = predict_compare.comparison_report(found, inputs, line, python)
-        if page is not None:
-            predict_compare.write_html(report, page)
-        emit(report, **output)
-        return
-    if concurrency is not None:
-        shown: dict[str, Any] = {"line": line, "breakdown": breakdown, "why": why, "page": page, "timeline": timeline}
-        asked = {"concurrency": concurrency, "requests": requests, "overrides": overrides, **given}
-        if workers:
-            emit(predict_disaggregated.report_of(model, gpu, workers=workers[0], **shown, **asked), **output)
-        else:
-            emit(predict_load.report_of(model, gpu, **shown, **asked), **output)
-        return
+        inputs = {
+            "gpu": gpu, **given, **({"concurrency": concurrency} if concurrency is not None else {}),
+            **({"disaggregated": workers} if workers else {}), "requests": requests, "set": list(assignments),
+        }  # fmt: skip
+        report = predict_compare.report_of(model, arguments, inputs, line, page, as_python)
+    elif workers:
+        report = predict_disaggregated.report_of(model, gpu, workers=workers[0], **shown, **load)
+    elif concurrency is not None:
+        report = predict_load.report_of(model, gpu, **shown, **load)
+    else:
+        report = report_of(model, gpu, given, requests, overrides, as_python=as_python, **shown)
+    emit(report, **output)
+
+
+def _requests(path: str | None, given: dict[str, Any], sizes: tuple[str, ...]) -> list[tuple[int, int]] | None:
+    """Those of the file, if one was given in place of sizes; either is needed."""
+    flags = ", ".join(f"--{name}" for name in sizes)
+    if not path:
+        if missing := [f"--{name}" for name in sizes if given[name] is None]:
+            raise InvalidInput(f"{', '.join(missing)} missing: give {flags}, or --requests FILE.csv")
+        return None
+    if any(given[name] is not None for name in sizes):
+        raise InvalidInput(f"--requests and {flags} exclude one another")
+    requests = read_requests(path)
+    if unused := unused_columns(path):
+        say(f"{path}: not used: {', '.join(unused)}; a request is its input_tokens and output_tokens")
+    return requests
+
+
+def report_of(
+    model: str, gpu: str, given: dict[str, Any], requests: list[tuple[int, int]] | None, overrides: dict[str, str], *, line: str,
+    breakdown: bool, why: bool, page: Path | None, timeline: Path | None, as_python: bool,
+) -> Report:  # fmt: skip
+    """The report of one static batch, and its page and its timeline where one was asked for."""
     given |= {name: numbers(f"--{name}", given[name])[0] for name in ("tp", "batch") if given[name] is not None}
     if note := hardware.resolution_note(gpu):
         say(note)
@@ -148,10 +157,9 @@ def command(
     prediction = predict(**asked)
     for warning in prediction.warnings:
         say(warning)
-    reasons = None
     if as_python:
-        emit(Report(answer="", python=python), **output)
-        return
+        return Report(answer="", python=python)
+    reasons = None
     if why or page is not None:
         from tilecast.diagnosis.what_if import why as reasons_of
 
@@ -167,7 +175,7 @@ def command(
         from tilecast.report.renderers import chrome_trace
 
         write_whole("--trace", timeline, chrome_trace.text(prediction, asked, line))
-    emit(report, **output)
+    return report
 
 
 def predict_report(prediction: Prediction, line: str, python: str, breakdown: bool = False, why: "Why | None" = None) -> Report:

@@ -92,6 +92,21 @@ def reported(total: int) -> Iterator[Progress]:
 # ---- the report --------------------------------------------------------------------------------------------------
 
 
+def report_of(model: str, asked: dict[str, Any], inputs: dict[str, Any], line: str, page: Path | None, as_python: bool) -> Report:
+    """The report of what `asked` compares, and its page where one was asked for; `as_python`, the call alone."""
+    call = python(model, asked)
+    if as_python:
+        return Report(answer="", python=call)
+    found = compared(model, asked)
+    report = comparison_report(found, {"model": found.model, **inputs}, line, call)
+    if page is not None:
+        from tilecast.cli.files import write_whole
+        from tilecast.report.renderers import comparison_html
+
+        write_whole("--html", page, comparison_html.page(report))
+    return report
+
+
 def comparison_report(found: Comparison, inputs: dict[str, Any], line: str, python: str) -> Report:
     payload = {**found.to_dict(), "inputs": inputs, "versions": versions()}
     grids = [_ranking(found), _groups(found), _too_large(found), _refused(found)]
@@ -191,13 +206,6 @@ def _listed(values: Sequence[int]) -> str:
 def _refused(found: Comparison) -> Grid:
     rows = [(refusal.gpu, str(refusal.tp), refusal.reason) for refusal in found.refusals]
     return Grid(title="Cannot run it", columns=("gpu", "tp", "why"), rows=rows, right=frozenset({"tp"}))
-
-
-def write_html(report: Report, path: Path) -> None:
-    from tilecast.cli.files import write_whole
-    from tilecast.report.renderers.comparison_html import page
-
-    write_whole("--html", path, page(report))
 
 
 def python(model: str, asked: dict[str, Any]) -> str:

@@ -3,14 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-from tilecast import hardware, units
-from tilecast.cli.files import write_whole
+from tilecast import units
 from tilecast.cli.fitting import misfit, other_choices
-from tilecast.cli.output import say
-from tilecast.cli.predict_load import seen_by_users, where, write_timeline
-from tilecast.cli.ranges import numbers
+from tilecast.cli.predict_load import asked_of, seen_by_users, served_report
 from tilecast.errors import InvalidInput
-from tilecast.report import Grid, Report, versions
+from tilecast.report import Grid, Report
 from tilecast.serving.disaggregated import DisaggregatedPrediction, Workers, predict_disaggregated
 from tilecast.workloads.aggregate import basis_words
 
@@ -38,53 +35,17 @@ def report_of(
     breakdown: bool, why: bool, page: Path | None, timeline: Path | None, **given: Any,
 ) -> Report:  # fmt: skip
     """The report, and its page and its timeline where one was asked for."""
-    (users,), (tp, *_) = numbers("--concurrency", concurrency), numbers("--tp", given.pop("tp"))
-    given.pop("batch")
-    if note := hardware.resolution_note(gpu):
-        say(note)
-    asked = {"disaggregated": workers, "tp": tp, "concurrency": users, **given, "requests": requests, "overrides": overrides or None}
-    found = predict_disaggregated(model, gpu, **asked)
-    for warning in found.warnings:
-        say(warning)
-    default = {"engine": "sglang", "tp": 1, "ep": 1, "dp_attention": 1, "allow_longer_context": False}
-    said = {name: value for name, value in asked.items() if value is not None and value != default.get(name)}
-    arguments = "".join(f", {name}={value!r}" for name, value in said.items())
-    payload = {**found.to_dict(), "versions": versions()}
-    grids, closing, explained, reasons = [_headline(found), where(found.breakdown, breakdown)], _balance(found), None, None
-    python = f"import tilecast\ntilecast.predict_disaggregated({model!r}, gpu={gpu!r}{arguments})"
+    asked = asked_of(model, gpu, concurrency, requests, overrides, given, disaggregated=workers)
+    found = predict_disaggregated(**asked)
+    reasons = None
     if why:
-        from tilecast.cli import predict_why
         from tilecast.diagnosis.what_if_load import why_disaggregated
 
-        reasons = why_disaggregated(found, {"model": model, "gpu": gpu, **asked})
-        explained = predict_why.load_grids(reasons)
-        grids += explained
-        payload["why"], closing = reasons.to_dict(), f"{closing} {reasons.sentence}"
-        imported = "import tilecast\nfrom tilecast.diagnosis.what_if_load import why_disaggregated"
-        python = (
-            f"{imported}\nasked = dict(model={model!r}, gpu={gpu!r}{arguments})\n"
-            "why_disaggregated(tilecast.predict_disaggregated(**asked), asked)"
-        )
-    report = Report(
-        answer=_answer(found),
-        grids=grids,
-        closing=closing,
-        payload=payload,
-        records=[part.to_dict() for part in found.breakdown]
-        if breakdown
-        else [{name: value for name, value in payload.items() if name not in ("schema", "breakdown")}],
-        inputs=found.inputs,
-        python=python,
-        command=line,
-    )
-    if page is not None:
-        from tilecast.report.load_figures import load_figures
-        from tilecast.report.renderers import load_html
-
-        payload["figures"] = load_figures(found, {"model": model, "gpu": gpu, **asked})
-        write_whole("--html", page, load_html.page(report, explained[0] if explained else None, reasons.to_dict() if reasons else None))
-    write_timeline(found, timeline, line)
-    return report
+        reasons = why_disaggregated(found, asked)
+    return served_report(
+        found, asked, kind="disaggregated", answer=_answer(found), headline=_headline(found), closing=_balance(found), reasons=reasons,
+        line=line, breakdown=breakdown, why=why, page=page, timeline=timeline,
+    )  # fmt: skip
 
 
 def _answer(found: DisaggregatedPrediction) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilecast import hardware, units
 from tilecast.cli.files import write_whole
@@ -16,6 +16,9 @@ from tilecast.serving.disaggregated import DisaggregatedPrediction
 from tilecast.serving.load import LoadPrediction, predict_load
 from tilecast.serving.served import Served
 from tilecast.workloads.aggregate import basis_words
+
+if TYPE_CHECKING:
+    from tilecast.diagnosis.what_if_load import LoadWhy
 
 MOST_SHOWN = 12
 FULL = ("phase", "part", "launches", "time", "share", "bound by", "bound", "efficiency", "basis", "kernel")
@@ -40,34 +43,56 @@ def report_of(
     breakdown: bool, why: bool, page: Path | None, timeline: Path | None, **given: Any,
 ) -> Report:  # fmt: skip
     """The report, and its page and its timeline where one was asked for."""
-    (users,), (tp, *_) = numbers("--concurrency", concurrency), numbers("--tp", given.pop("tp"))
-    given.pop("batch")
-    if note := hardware.resolution_note(gpu):
-        say(note)
-    asked = {"model": model, "gpu": gpu, "tp": tp, "concurrency": users, **given, "requests": requests, "overrides": overrides or None}
+    asked = asked_of(model, gpu, concurrency, requests, overrides, given)
     found = predict_load(**asked)
-    for warning in found.warnings:
-        say(warning)
-    payload, grids, closing = {**found.to_dict(), "versions": versions()}, [_headline(found), where(found.breakdown, breakdown)], ""
+    reasons = None
     if why or page is not None:
-        from tilecast.cli import predict_why
         from tilecast.diagnosis.what_if_load import why_load
 
         reasons = why_load(found, asked)
+    return served_report(
+        found, asked, kind="load", answer=_answer(found), headline=_headline(found), closing="", reasons=reasons, line=line,
+        breakdown=breakdown, why=why, page=page, timeline=timeline,
+    )  # fmt: skip
+
+
+def asked_of(
+    model: str, gpu: str, concurrency: str, requests: list[tuple[int, int]] | None, overrides: dict[str, str], given: dict[str, Any],
+    **workers: str,
+) -> dict[str, Any]:  # fmt: skip
+    """The arguments of a prediction of a load; a name of a GPU that stands for another is said."""
+    (users,), (tp, *_) = numbers("--concurrency", concurrency), numbers("--tp", given["tp"])
+    if note := hardware.resolution_note(gpu):
+        say(note)
+    rest = {name: value for name, value in given.items() if name not in ("tp", "batch")}
+    asked = {"model": model, "gpu": gpu, **workers, "tp": tp, "concurrency": users, **rest}
+    return {**asked, "requests": requests, "overrides": overrides or None}
+
+
+def served_report(
+    found: LoadPrediction | DisaggregatedPrediction, asked: dict[str, Any], *, kind: str, answer: str, headline: Grid, closing: str,
+    reasons: "LoadWhy | None", line: str, breakdown: bool, why: bool, page: Path | None, timeline: Path | None,
+) -> Report:  # fmt: skip
+    """Of `predict_load` or `predict_disaggregated`, by `kind`; warnings are said, and page and timeline written where one was asked for."""
+    for warning in found.warnings:
+        say(warning)
+    payload, grids, explained = {**found.to_dict(), "versions": versions()}, [headline, where(found.breakdown, breakdown)], list[Grid]()
+    if reasons is not None:
+        from tilecast.cli import predict_why
+
         explained = predict_why.load_grids(reasons)
         if why:
-            payload["why"], closing = reasons.to_dict(), reasons.sentence
+            payload["why"], closing = reasons.to_dict(), f"{closing} {reasons.sentence}".strip()
             grids += explained
+    records = [part.to_dict() for part in found.breakdown]
     report = Report(
-        answer=_answer(found),
+        answer=answer,
         grids=grids,
         closing=closing,
         payload=payload,
-        records=[part.to_dict() for part in found.breakdown]
-        if breakdown
-        else [{name: value for name, value in payload.items() if name not in ("schema", "breakdown")}],
+        records=records if breakdown else [{name: value for name, value in payload.items() if name not in ("schema", "breakdown")}],
         inputs=found.inputs,
-        python=_python(asked, why),
+        python=_python(kind, asked, why),
         command=line,
     )
     if page is not None:
@@ -75,27 +100,23 @@ def report_of(
         from tilecast.report.renderers import load_html
 
         payload["figures"] = load_figures(found, asked)
-        write_whole("--html", page, load_html.page(report, explained[0], reasons.to_dict()))
-    write_timeline(found, timeline, line)
-    return report
-
-
-def write_timeline(found: LoadPrediction | DisaggregatedPrediction, timeline: Path | None, line: str) -> None:
+        write_whole("--html", page, load_html.page(report, explained[0] if explained else None, reasons.to_dict() if reasons else None))
     if timeline is not None:
         from tilecast.report.renderers import load_trace
 
         write_whole("--trace", timeline, load_trace.text(found, line))
+    return report
 
 
-def _python(asked: dict[str, Any], why: bool) -> str:
+def _python(kind: str, asked: dict[str, Any], why: bool) -> str:
     default = {"engine": "sglang", "tp": 1, "pp": 1, "ep": 1, "dp_attention": 1, "allow_longer_context": False}
     said = {name: value for name, value in asked.items() if value is not None and value != default.get(name)}
     if why:
         arguments = ", ".join(f"{name}={value!r}" for name, value in said.items())
-        imported = "import tilecast\nfrom tilecast.diagnosis.what_if_load import why_load"
-        return f"{imported}\nasked = dict({arguments})\nwhy_load(tilecast.predict_load(**asked), asked)"
+        imported = f"import tilecast\nfrom tilecast.diagnosis.what_if_load import why_{kind}"
+        return f"{imported}\nasked = dict({arguments})\nwhy_{kind}(tilecast.predict_{kind}(**asked), asked)"
     arguments = "".join(f", {name}={value!r}" for name, value in said.items() if name not in ("model", "gpu"))
-    return f"import tilecast\ntilecast.predict_load({asked['model']!r}, gpu={asked['gpu']!r}{arguments})"
+    return f"import tilecast\ntilecast.predict_{kind}({asked['model']!r}, gpu={asked['gpu']!r}{arguments})"
 
 
 def _answer(found: LoadPrediction) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tilecast import hardware
+from tilecast.diagnosis.levers import GOAL, LARGEST_FACTOR, STEP
 from tilecast.engines.many import Outcome, outcomes
 from tilecast.engines.predict import HOST, Part, Prediction, predict
 from tilecast.errors import SpecError
@@ -20,9 +21,6 @@ from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import Price
 
-STEP = 1.1  # how far each lever is moved
-GOAL = 1.2  # "20 % faster"
-LARGEST_FACTOR = 16.0
 FACTS = {
     "boost_clock_hz": "SM clock",
     "num_sms": "number of SMs",

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
@@ -243,40 +243,9 @@ def kernel_step(
         num_bytes = _plain(rows["token"] * config.hidden_size * topk * item_bytes)
         launch(name, "all_to_all", config.dtype, count, bytes=num_bytes, num_gpus=shard.tp, node=shard.node)
 
-    for operation in operations:
-        if operation.name in fused or operation.role in fused or operation.phase not in (None, tokens.phase):
-            continue
-        if num_sent and operation.name == "experts_all_reduce":
-            continue
-        if num_sent and operation.name == "hidden_gather":
-            operation = replace(operation, count=operation.count - num_sent)
-            if not operation.count:
-                continue
-        if num_sent and (operation.role == "shared_expert" or operation.name in ("router", "expert_topk")):
-            operation = _of_own_tokens(operation, shard)
-        family, sizes, held = operation.family, dict[str, Any](operation.sizes), operation.held or config.dtype
+    for operation in _apart(operations, seen, fused, num_sent):
         count = rows[operation.per] * operation.rows_each
-        if family == "attention":
-            family, sinks = f"attention_{tokens.phase}", sizes.pop("sinks", False)
-            sizes |= _lengths(tokens) | {"identity": engine.attention(engine, gpu, tokens.phase, sinks), "kv_dtype": kv_dtype}
-        elif family == "mla":
-            family = f"mla_{tokens.phase}"
-            sizes |= _lengths(tokens) | {"identity": engine.latent_attention(gpu, tokens.phase), "kv_dtype": kv_dtype}
-        elif family in COLLECTIVES:
-            sizes = _message(family, sizes, count, config, shard)
-            if family == "all_reduce" and shard.node is not None:
-                sizes["identity"] = engine.all_reduce(shard.node, sizes["num_gpus"], float(np.max(sizes["bytes"])))
-        elif family == "elementwise":
-            sizes["numel"] = _plain(count * sizes.pop("cols"))
-        else:
-            sizes[ROWS.get(family, "rows")] = _plain(count)
-        if family == "moe":
-            held = engine.expert_format(gpu, held)
-            sizes["identity"] = engine.experts(gpu, held)
-            if "shared_expert" in fused:
-                sizes |= {"num_experts": sizes["num_experts"] + 1, "topk": sizes["topk"] + 1}
-        if family == "gemm":
-            sizes["identity"] = engine.gemm(gpu, held)
+        family, held, sizes = _chosen(operation, count, tokens, engine, seen, fused)
         if family == "gemm" and held in engine.quantisers and f"{operation.name}_quantize" not in fused:
             how = engine.quantisers[held]
             launch(f"{operation.name}_quantize", "quantize", how.dtype, operation.count, op=how.op, rows=sizes["m"], cols=sizes["k"])
@@ -301,6 +270,54 @@ def kernel_step(
                 numel=_plain((count * sizes["cols"] * moved).astype(int)),
             )
     return Step(tokens.phase, tuple(calls), len(tokens.q_lens))
+
+
+def _apart(operations: Sequence[Operation], seen: Situation, fused: Mapping[str, str], num_sent: int) -> Iterator[Operation]:
+    """Operations of a phase that are launches of their own; `num_sent` layers send tokens to their experts instead of gathering them."""
+    for operation in operations:
+        if operation.name in fused or operation.role in fused or operation.phase not in (None, seen.phase):
+            continue
+        if not num_sent:
+            yield operation
+        elif operation.name == "experts_all_reduce":
+            continue
+        elif operation.name == "hidden_gather":
+            if operation.count != num_sent:
+                yield replace(operation, count=operation.count - num_sent)
+        elif operation.role == "shared_expert" or operation.name in ("router", "expert_topk"):
+            yield _of_own_tokens(operation, seen.shard)
+        else:
+            yield operation
+
+
+def _chosen(
+    operation: Operation, count: np.ndarray, tokens: Tokens, engine: Engine, seen: Situation, fused: Mapping[str, str]
+) -> tuple[str, str, dict[str, Any]]:
+    """The kernel that an engine takes for an operation on `count` rows: its family, the format of what it holds, and its parameters."""
+    config, shard, gpu, phase = seen.config, seen.shard, seen.gpu, seen.phase
+    family, sizes, held = operation.family, dict[str, Any](operation.sizes), operation.held or config.dtype
+    if family == "attention":
+        family, sinks = f"attention_{phase}", sizes.pop("sinks", False)
+        sizes |= _lengths(tokens) | {"identity": engine.attention(engine, gpu, phase, sinks), "kv_dtype": seen.kv_dtype}
+    elif family == "mla":
+        family = f"mla_{phase}"
+        sizes |= _lengths(tokens) | {"identity": engine.latent_attention(gpu, phase), "kv_dtype": seen.kv_dtype}
+    elif family in COLLECTIVES:
+        sizes = _message(family, sizes, count, config, shard)
+        if family == "all_reduce" and shard.node is not None:
+            sizes["identity"] = engine.all_reduce(shard.node, sizes["num_gpus"], float(np.max(sizes["bytes"])))
+    elif family == "elementwise":
+        sizes["numel"] = _plain(count * sizes.pop("cols"))
+    else:
+        sizes[ROWS.get(family, "rows")] = _plain(count)
+    if family == "moe":
+        held = engine.expert_format(gpu, held)
+        sizes["identity"] = engine.experts(gpu, held)
+        if "shared_expert" in fused:
+            sizes |= {"num_experts": sizes["num_experts"] + 1, "topk": sizes["topk"] + 1}
+    if family == "gemm":
+        sizes["identity"] = engine.gemm(gpu, held)
+    return family, held, sizes
 
 
 def _of_own_tokens(operation: Operation, shard: Shard) -> Operation:

@@ -5,7 +5,7 @@ of a batch (a short message goes another way than a long one), so batches are fi
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -26,11 +26,9 @@ from tilecast.engines.predict import (
     set_up,
     weighted_total,
 )
-from tilecast.execution.tasks import Floats
-from tilecast.hardware import GpuSpec
 from tilecast.predictors import predict_kernel
-from tilecast.workloads.aggregate import BASES, CallTime, Price, StepTime, conditions, evaluated_steps, joined, step_weights
-from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens
+from tilecast.workloads.aggregate import BASES, Price, StepTime, evaluated_steps, price_step, signature, step_weights, weakest
+from tilecast.workloads.graph import Batch, Tokens
 from tilecast.workloads.memory import Memory
 
 MOST_STEPS = 20_000  # priced at once: more would only fill memory
@@ -122,14 +120,14 @@ def outcomes(
     if set(options) - {"engine", "engine_settings", "node", "quant", "kv_dtype", "ep", "overrides"}:
         return [alone(*case) for case in cases]
     found = set_up(model, gpu, tp=tp, **options)
-    for case in cases:
-        check_context(found.config, Batch.uniform(*case), allow_longer_context)
+    batches = [Batch.uniform(*case) for case in cases]
+    for batch in batches:
+        check_context(found.config, batch, allow_longer_context)
     longest = most_tokens(found.engine, found.gpu)
     if any(b * i > longest for b, i, _ in cases):  # prefilled in several passes
         few = [case for case in cases if case[0] * case[1] <= longest]
         short = iter(outcomes(model, gpu, few, tp=tp, allow_longer_context=allow_longer_context, price=price, **options))
         return [next(short) if b * i <= longest else alone(b, i, o) for b, i, o in cases]
-    batches = [Batch.uniform(*case) for case in cases]
     points = [evaluated_steps((osl,)) for _, _, osl in cases]
     prefills = _priced(found, "prefill", [[(batch, isl, isl)] for batch, isl, _ in cases], price)
     contexts = [[isl + 1 + int(step) for step in steps] for (_, isl, _), steps in zip(cases, points, strict=True)]
@@ -154,7 +152,7 @@ def _joined(
         gpu=found.gpu.id, tp=tp, num_gpus=tp, batch=case[0], isl=case[1], osl=case[2],
         output_tokens=case[0] * case[2], decode_steps=batch.num_decode_steps, decode_step_s=step_s, decode_s=decode_s,
         prefill_s=weighted_total(prefill, np.ones(1)) + host_prefill, memory=found.memory(batch),
-        basis=BASES[max(BASES.index(prefill.basis), BASES.index(decode.basis))],
+        basis=weakest((prefill.basis, decode.basis)),
     )  # fmt: skip
 
 
@@ -181,12 +179,13 @@ def _priced(found: Setup, phase: str, cases: list[list[Lengths]], price: Price) 
     for start, stop in alike(kernels, 0, len(order)):
         for run in _chunks([order[rank] for rank in range(start, stop)], cases):
             steps = [lengths for place in run for lengths in cases[place]]
-            [(whole, ranks)] = price_steps([found.step(_tokens(phase, steps))], found.gpu, price)
+            whole = price_step(found.step(_tokens(phase, steps)), found.gpu, price)
+            bases = whole.bases
             ends = list(accumulate(len(cases[place]) for place in run))
             for place, end in zip(run, ends, strict=True):
                 mine = slice(end - len(cases[place]), end)
                 arrays = {name: getattr(whole, name)[mine] for name in ("median_s", "low_s", "high_s")}
-                times[place] = StepTime(calls=(), basis=BASES[int(ranks[mine].max())], **arrays)
+                times[place] = StepTime(calls=(), basis=BASES[int(bases[mine].max())], **arrays)
     return times
 
 
@@ -225,79 +224,6 @@ def _chunks(run: list[int], cases: list[list[Lengths]]) -> Iterator[list[int]]:
         held += len(cases[place])
     if chunk:
         yield chunk
-
-
-def signature(step: Step) -> tuple[object, ...]:
-    """Everything about a step's kernels that is no size."""
-    return tuple((call.name, call.count, *_kind(call)) for call in step.calls)
-
-
-def _kind(call: KernelCall) -> tuple[object, ...]:
-    values = ((entry.name, getattr(call.kernel, entry.name)) for entry in fields(call.kernel))
-    return (
-        type(call.kernel),
-        tuple(conditions(call).items()),
-        tuple((name, _hashable(value)) for name, value in values if not _is_number(value)),
-    )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, np.ndarray | np.integer | int | float) and not isinstance(value, bool)
-
-
-def _hashable(value: object) -> object:
-    return value if isinstance(value, str | bool | None) else repr(value)
-
-
-def price_steps(steps: Sequence[Step], gpu: GpuSpec, price: Price) -> list[tuple[StepTime, np.ndarray]]:
-    """Each of several steps (which may stand for many) end to end, and for each the place of its basis in BASES.
-
-    Calls of one kind are priced in one go, whichever step they are of.
-    """
-    groups: dict[object, list[tuple[int, int]]] = {}
-    for number, step in enumerate(steps):
-        for place, call in enumerate(step.calls):
-            groups.setdefault(_kind(call), []).append((number, place))
-    times: list[dict[int, CallTime]] = [{} for _ in steps]
-    ranks = [np.zeros(step.num_steps, dtype=np.int64) for step in steps]
-    for members in groups.values():
-        calls = [steps[number].calls[place] for number, place in members]
-        first = calls[0].kernel
-        names = [entry.name for entry in fields(first) if _is_number(getattr(first, entry.name))]
-        tables, wheres = zip(
-            *(
-                _distinct([getattr(call.kernel, name) for name in names], steps[number].num_steps)
-                for call, (number, _) in zip(calls, members, strict=True)
-            ),
-            strict=True,
-        )
-        others = {entry.name: getattr(first, entry.name) for entry in fields(first) if entry.name not in names}
-        kernel = type(first)(**others, **dict(zip(names, np.concatenate(tables, axis=1), strict=True)))
-        predicted = price(kernel, gpu, **conditions(calls[0]))
-        basis, binding = np.array([BASES.index(str(each)) for each in predicted.basis]), predicted.analysis.bound_by
-        known = {name: getattr(predicted, name) for name in ("median_s", "low_s", "high_s", "bound_s")}
-        starts = accumulate((table.shape[1] for table in tables), initial=0)
-        for (number, place), call, where, start in zip(members, calls, wheres, starts, strict=False):
-            rows = start + where
-            values = {name: call.count * each[rows] for name, each in known.items()}
-            weakest = BASES[int(basis[rows].max())]
-            times[number][place] = CallTime(call=call, bound_by=str(binding[rows[-1]]), basis=weakest, **values)
-            ranks[number] = np.maximum(ranks[number], basis[rows])
-    return [
-        (joined(step, tuple(times[number][place] for place in range(len(step.calls)))), ranks[number]) for number, step in enumerate(steps)
-    ]
-
-
-def _distinct(values: list[Any], num_steps: int) -> tuple[Floats, np.ndarray]:
-    """The distinct combinations as columns (fields, D), and for each step which one it is."""
-    code = np.zeros(num_steps, dtype=np.int64)
-    for value in values:
-        if np.ndim(value):
-            known, where = np.unique(value, return_inverse=True)
-            code = code * len(known) + where
-    _, first, where = np.unique(code, return_index=True, return_inverse=True)
-    columns = [np.broadcast_to(np.asarray(value, dtype=np.float64), num_steps)[first] for value in values]
-    return np.stack(columns), where
 
 
 # ---- what outcomes are compared by -------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.learning.calibration import INTERVAL_SIGMAS
-from tilecast.learning.profiles import Profile, opened
+from tilecast.learning.profiles import Profile
 from tilecast.markup import html_table
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import (
@@ -31,6 +31,7 @@ from tilecast.workloads.aggregate import (
     price_steps,
     step_weights,
     weakest,
+    with_profile,
 )
 from tilecast.workloads.architectures import architecture
 from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens, chunked_prefill, decode_tokens, prefill_tokens
@@ -121,6 +122,23 @@ def asked_of(call: KernelCall | None) -> dict[str, Any]:
     return {"dtype": call.kernel.dtype, "cache": call.cache, "engine": call.measured_in, "options": options, "beside": call.beside}
 
 
+def record(found: Any, **more: Any) -> dict[str, Any]:
+    """What every prediction of a model on an engine tells alike (tilecast.predict/1), with what one tells `more`."""
+    timed = ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s")
+    return {
+        "schema": "tilecast.predict/1",
+        **{name: getattr(found, name).to_dict() for name in timed},
+        "decode_steps": found.decode_steps,
+        "memory": found.memory.to_dict(),
+        "fits": found.fits,
+        "basis": found.basis,
+        "basis_shares": found.basis_shares,
+        **more,
+        "breakdown": [part.to_dict() for part in found.breakdown],
+        "inputs": dict(found.inputs),
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """A static batch, start to end. `decode_step_s` is the median over the steps, and zero when there are none."""
@@ -177,18 +195,7 @@ class Prediction:
 
     def to_dict(self) -> dict[str, Any]:
         """The contract's record (tilecast.predict/1), but for the versions."""
-        timed = ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s")
-        return {
-            "schema": "tilecast.predict/1",
-            **{name: getattr(self, name).to_dict() for name in timed},
-            "decode_steps": self.decode_steps,
-            "memory": self.memory.to_dict(),
-            "fits": self.fits,
-            "basis": self.basis,
-            "basis_shares": self.basis_shares,
-            "breakdown": [part.to_dict() for part in self.breakdown],
-            "inputs": dict(self.inputs),
-        }
+        return record(self)
 
     def _repr_html_(self) -> str:
         rows = [
@@ -243,9 +250,7 @@ def predict(
     check_context(config, asked, allow_longer_context)
     waves = runs.num_micro_batches(asked, shard, spec)
     wave = asked.on_rank(waves)
-    measured = opened(profile, spec)
-    if measured is not None:
-        price = partial(price, profile=measured)
+    price, measured = with_profile(price, profile, spec)
 
     prompts, passes, num_passes = found.prefill(asked, wave)
     points = evaluated_steps(wave.output_tokens)
@@ -290,13 +295,11 @@ def predict(
         memory=with_room(fullest, config, shard, runs, spec, asked, held),
         basis=weakest([prefill.basis, *([decode.basis] if decode else [])]),
         breakdown=tuple(parts),
-        inputs={
-            "model": config.name, "gpu": spec.id, "engine": runs.label, "tp": tp, "pp": pp, "ep": ep, "dp_attention": dp_attention,
-            "node": box.id if box else None, "quant": quant, "kv_dtype": held, **_said(batch, isl, osl, requests),
-            "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
-            **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
-            **({"profile": measured.told()} if measured else {}),
-        },
+        inputs=inputs_of(
+            found, {"tp": tp, "pp": pp, "ep": ep, "dp_attention": dp_attention}, box,
+            {**({"batch": batch} if requests is None else {}), **said_of(isl, osl, requests)},
+            quant=quant, overrides=overrides, engine_settings=engine_settings, profile=measured,
+        ),
         steps=(prefill, decode) if decode else (prefill,),
         warnings=warnings_of(config, asked, spec, box),
         profile=measured,
@@ -381,10 +384,25 @@ def _batch(batch: int | None, isl: int | None, osl: int | None, requests: Sequen
     return Batch.uniform(batch, isl, osl)
 
 
-def _said(batch: int | None, isl: int | None, osl: int | None, requests: Sequence[tuple[int, int]] | None) -> dict[str, Any]:
+def said_of(isl: int | None, osl: int | None, requests: Sequence[tuple[int, int]] | None) -> dict[str, Any]:
+    """Lengths as they were asked for."""
     if requests is None:
-        return {"batch": batch, "isl": isl, "osl": osl}
+        return {"isl": isl, "osl": osl}
     return {"requests": [[int(asked), int(given)] for asked, given in requests]}
+
+
+def inputs_of(
+    found: Setup, layout: Mapping[str, object], node: NodeSpec | None, sizes: Mapping[str, object], *, quant: str | None,
+    overrides: Mapping[str, object] | None, engine_settings: Mapping[str, object] | None, profile: Profile | None,
+) -> dict[str, Any]:  # fmt: skip
+    """What was asked, as a record tells it; settings and a profile where there are any."""
+    return {
+        "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.label, **layout,
+        "node": node.id if node else None, "quant": quant, "kv_dtype": found.kv_dtype, **sizes,
+        "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
+        **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
+        **({"profile": profile.told()} if profile else {}),
+    }  # fmt: skip
 
 
 def _check_dtypes(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> None:

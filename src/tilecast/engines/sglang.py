@@ -5,15 +5,14 @@ What it fuses and for which models stands in sglang.toml, with where that was re
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from functools import partial
 
-from tilecast.engines.base import Engine, Quantiser, Situation
-from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.engines.base import Engine, Situation
+from tilecast.engines.choices import BLACKWELL, QUANTISERS, custom_all_reduce, expert_format
+from tilecast.hardware import GpuSpec
 from tilecast.workloads.model import Experts
 
-LARGEST_CUSTOM = 8 * 2**20  # bytes; longer messages go through NCCL
-CUSTOM_GROUPS = (2, 4, 6, 8)
-BLACKWELL = ("sm_100", "sm_103")
+all_reduce = partial(custom_all_reduce, groups=(2, 4, 6, 8))
 
 
 def attention(engine: Engine, gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
@@ -39,17 +38,6 @@ def latent_attention(gpu: GpuSpec, phase: str) -> str | None:
     if gpu.target == "sm_90":
         return "fa3" if phase == "prefill" else "flashmla"
     return "triton_expanded" if phase == "prefill" else "triton"
-
-
-def all_reduce(node: NodeSpec, num_gpus: int, num_bytes: float) -> str:
-    """The custom kernels need a link between all GPUs, or just a pair of them."""
-    joined = node.topology in ("switch", "mesh") or num_gpus == 2
-    return "custom" if joined and num_gpus in CUSTOM_GROUPS and num_bytes <= LARGEST_CUSTOM else "nccl"
-
-
-def expert_format(gpu: GpuSpec, held: str) -> str:
-    """MXFP4 experts take 8-bit activations on Blackwell and 16-bit ones elsewhere."""
-    return "w4a8_mxfp4_mxfp8" if held == "w4a16_mxfp4" and gpu.target in BLACKWELL else held
 
 
 def fused(engine: Engine, seen: Situation) -> Mapping[str, str]:
@@ -93,13 +81,5 @@ ENGINE = Engine(
     expert_format=expert_format,
     fused=fused,
     token_budget=token_budget,
-    quantisers=MappingProxyType(
-        {
-            "fp8": Quantiser("per_tensor", "fp8"),
-            "fp8_static": Quantiser("static_scaled_fp8", "fp8"),
-            "fp8_block": Quantiser("per_block", "fp8"),
-            "int8": Quantiser("per_token", "int8"),
-            "nvfp4": Quantiser("per_block", "nvfp4"),
-        }
-    ),
+    quantisers=QUANTISERS,
 )

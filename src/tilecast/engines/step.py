@@ -32,9 +32,9 @@ from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import node_of
 from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.kernels.optimizer_update import IMPLEMENTATIONS, KINDS, OptimizerUpdate
-from tilecast.learning.profiles import Profile, opened
+from tilecast.learning.profiles import Profile
 from tilecast.predictors import predict_kernel
-from tilecast.workloads.aggregate import Price, price_step, weakest
+from tilecast.workloads.aggregate import Price, price_step, weakest, with_profile
 from tilecast.workloads.aten import matrix_flop
 from tilecast.workloads.fusion import compiled
 from tilecast.workloads.graph import KernelCall, Step
@@ -164,14 +164,12 @@ def predict_layouts(
     if recompute not in (False, True, *RECOMPUTE):
         raise InvalidInput(f"recompute = {recompute!r} must be one of {', '.join(RECOMPUTE)}")
     rule = _optimizer(optimizer)
-    measured = opened(profile, spec)
-    if measured is not None:
-        price = partial(price or partial(predict_kernel, learned=learned), profile=measured)
+    price, measured = with_profile(price or partial(predict_kernel, learned=learned), profile, spec)
     asked = Question(
         model=graph or model, gpu=spec, mode=mode or "inference", batch=batch, seq=seq, dtype=dtype or "fp32", runtime=runtime,
         attention=attention,
         recompute="full" if recompute is True else recompute, optimizer=optimizer, master_weights=master_weights,
-        fp32_gradients=fp32_gradients, price=price or partial(predict_kernel, learned=learned), profile=measured,
+        fp32_gradients=fp32_gradients, price=price, profile=measured,
     )  # fmt: skip
     _refuse_master(asked)
     if network_bytes_per_s is not None and not network_bytes_per_s > 0:

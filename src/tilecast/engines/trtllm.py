@@ -5,14 +5,13 @@ its limits and its host's cost stand in trtllm.toml, with where that was read.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from functools import partial
 
-from tilecast.engines.base import Engine, Quantiser, Situation
-from tilecast.engines.sglang import BLACKWELL
-from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.engines.base import Engine, Situation
+from tilecast.engines.choices import BLACKWELL, QUANTISERS, custom_all_reduce, expert_format
+from tilecast.hardware import GpuSpec
 
-CUSTOM_GROUPS = (2, 4, 8)
-LARGEST_CUSTOM = 8 * 2**20  # bytes of a one-shot or two-shot message; longer ones go through NCCL
+all_reduce = partial(custom_all_reduce, groups=(2, 4, 8))  # one-shot or two-shot
 
 
 def attention(engine: Engine, gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
@@ -24,16 +23,6 @@ def attention(engine: Engine, gpu: GpuSpec, phase: str, sinks: bool = False) -> 
 def latent_attention(gpu: GpuSpec, phase: str) -> str | None:
     del gpu, phase
     return "trtllm"
-
-
-def all_reduce(node: NodeSpec, num_gpus: int, num_bytes: float) -> str:
-    joined = node.topology in ("switch", "mesh") or num_gpus == 2
-    return "custom" if joined and num_gpus in CUSTOM_GROUPS and num_bytes <= LARGEST_CUSTOM else "nccl"
-
-
-def expert_format(gpu: GpuSpec, held: str) -> str:
-    """MXFP4 experts take 8-bit activations on Blackwell, and 16-bit ones elsewhere."""
-    return "w4a8_mxfp4_mxfp8" if held == "w4a16_mxfp4" and gpu.target in BLACKWELL else held
 
 
 def gemm(gpu: GpuSpec, held: str) -> str | None:
@@ -84,13 +73,5 @@ ENGINE = Engine(
     token_budget=token_budget,
     gemm=gemm,
     experts=experts,
-    quantisers=MappingProxyType(
-        {
-            "fp8": Quantiser("per_tensor", "fp8"),
-            "fp8_static": Quantiser("static_scaled_fp8", "fp8"),
-            "fp8_block": Quantiser("per_block", "fp8"),
-            "int8": Quantiser("per_token", "int8"),
-            "nvfp4": Quantiser("per_block", "nvfp4"),
-        }
-    ),
+    quantisers=QUANTISERS,
 )

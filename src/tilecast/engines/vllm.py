@@ -5,14 +5,14 @@ host's cost stand in vllm.toml, with where that was read or fitted.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 
 from tilecast.engines.base import Engine, Quantiser, Situation
-from tilecast.engines.sglang import BLACKWELL, expert_format
-from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.engines.choices import BLACKWELL, QUANTISERS, custom_all_reduce, expert_format
+from tilecast.hardware import GpuSpec
 
-CUSTOM_GROUPS = (2, 4, 6, 8)
-LARGEST_CUSTOM = 8 * 2**20  # bytes; longer messages go through NCCL
+all_reduce = partial(custom_all_reduce, groups=(2, 4, 6, 8))
 
 
 def attention(engine: Engine, gpu: GpuSpec, phase: str, sinks: bool = False) -> str | None:
@@ -34,12 +34,6 @@ def latent_attention(gpu: GpuSpec, phase: str) -> str | None:
     if gpu.target == "sm_90":
         return "fa3" if phase == "prefill" else "flashmla"
     return "flashinfer" if phase == "prefill" else "triton"
-
-
-def all_reduce(node: NodeSpec, num_gpus: int, num_bytes: float) -> str:
-    """Its own kernels need a link between all GPUs, or just a pair of them."""
-    joined = node.topology in ("switch", "mesh") or num_gpus == 2
-    return "custom" if joined and num_gpus in CUSTOM_GROUPS and num_bytes <= LARGEST_CUSTOM else "nccl"
 
 
 def gemm(gpu: GpuSpec, held: str) -> str | None:
@@ -99,13 +93,5 @@ ENGINE = Engine(
     token_budget=token_budget,
     gemm=gemm,
     experts=experts,
-    quantisers=MappingProxyType(
-        {
-            "fp8": Quantiser("per_token", "fp8"),
-            "fp8_static": Quantiser("static_scaled_fp8", "fp8"),
-            "fp8_block": Quantiser("per_block", "fp8"),
-            "int8": Quantiser("per_token", "int8"),
-            "nvfp4": Quantiser("per_block", "nvfp4"),
-        }
-    ),
+    quantisers=MappingProxyType({**QUANTISERS, "fp8": Quantiser("per_token", "fp8")}),
 )

@@ -148,23 +148,13 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     num_tiles, visits, longest, shortest = visited_tiles(shape, loop, pack)
     tasks_unsplit = requests.count * num_tiles * num_units
 
-    if split is None:
-        least = ceil_div(loop.least_chunk, loop.tile_kv)
-        chunk = chunk_that_fits(tasks_unsplit, longest, np.asarray(gpu.num_sms * loop.resident), least)
-        in_sight = ceil_div(np.minimum(requests.kv, shape.window + requests.q - 1), least * loop.tile_kv)  # a window's edge is no part
-        parts = np.minimum(np.minimum(ceil_div(longest, chunk), in_sight), loop.most_splits)
-    else:
-        parts = np.minimum(longest, float(split))
-    num_tasks = over_requests(tasks_unsplit * parts)
+    parts = _parts_of_keys(shape, loop, gpu, tasks_unsplit, longest) if split is None else np.minimum(longest, float(split))
+    tasks = tasks_unsplit * parts
+    num_tasks = over_requests(tasks)
     total_visits = requests.total(visits * num_units)
-    busiest = least_makespan(
-        tasks_unsplit * parts, np.floor(shortest / parts), requests.count * visits * num_units, ceil_div(longest, parts), gpu.num_sms
-    )
-    longest_part = np.max(np.where(requests.count > 0, ceil_div(longest, parts), 0.0), axis=-1, keepdims=True)
-    # Graham's bound for lists: in order of numbers, a request's longest tasks come last.
-    last_part = (1.0 - 1.0 / gpu.num_sms) * longest_part
-    in_order = np.minimum(total_visits / gpu.num_sms + last_part, ceil_div(num_tasks, gpu.num_sms) * longest_part)
-    busiest = np.where(loop.in_order, np.maximum(busiest, in_order), busiest)
+    longest_part = ceil_div(longest, parts)
+    busiest = least_makespan(tasks, np.floor(shortest / parts), requests.count * visits * num_units, longest_part, gpu.num_sms)
+    busiest = np.where(loop.in_order, np.maximum(busiest, _visits_in_order(requests, longest_part, total_visits, num_tasks, gpu)), busiest)
     mean_visits = total_visits / num_tasks
     longest_kv = np.max(np.where(requests.count > 0, requests.kv, 0.0), axis=-1, keepdims=True)
     loaded = np.minimum(busiest * loop.tile_kv, ceil_div(num_tasks, gpu.num_sms) * longest_kv)  # keys; a short cache does not fill a tile
@@ -191,15 +181,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         loop.edges * per_start * rows * (shape.qk_dim * shape.q_bytes + shape.v_dim * shape.out_bytes) / using.edge_bytes_per_clock
     )
 
-    kv_read = np.minimum(requests.kv, shape.window + requests.q - 1)
-    q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(kv_read) * shape.num_kv_heads
-    queries, results = q_all * shape.qk_dim * shape.q_bytes, q_all * shape.v_dim * shape.out_bytes
-    cached = kv_all * shape.kv_width * shape.kv_bytes
-    total_bytes = queries + cached + results
-    first_key = np.floor(np.maximum(requests.kv - kv_read, 0.0) / loop.tile_kv) * loop.tile_kv  # a window's first tile is loaded whole
-    a_head = requests.total(requests.kv - first_key) * shape.kv_width * shape.kv_bytes  # one KV head of all requests
-    again = np.where(loop.rereads, (shape.num_heads - shape.num_kv_heads) * a_head * (1.0 - hit_fraction(a_head, gpu)), 0.0)
-    touched = queries + shape.num_kv_heads * a_head + again + results + kv_all * shape.kv_width * loop.widening_bytes
+    kv_all, total_bytes, touched = _bytes(shape, loop, gpu)
     dram = touched if protocol.cache == "cold" else touched * (1.0 - hit_fraction(touched, gpu))
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
 
@@ -210,21 +192,13 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     stop_clocks = np.where(loop.stops_to_widen, key_bytes / loop.copy_bytes_per_clock, 0.0)
     port_share = BULK_COPY_BYTES_PER_CLOCK / np.asarray(loop.copy_bytes_per_clock)  # bytes that the port could have moved meanwhile
     is_split = np.any(parts > 1, axis=-1, keepdims=True)
-    parts_bytes = over_requests(np.where(parts > 1, tasks_unsplit * parts * np.minimum(requests.q * pack, loop.tile_q), 0.0))
-    parts_bytes = parts_bytes * shape.v_dim * 8.0  # fp32, written and read again
-    l2_per_s = gpu.num_sms * loop.copy_bytes_per_clock * gpu.boost_clock_hz
-    helper_s, task_s = using.helper_clocks / gpu.boost_clock_hz, using.task_clocks / gpu.boost_clock_hz
-    merged_rows = over_requests(np.where(parts > 1, requests.count * requests.q, 0.0)) * shape.num_heads
-    at_once = gpu.num_sms * threads_per_sm(gpu) / loop.merging_threads if loop.merging_threads else np.inf
-    combine = np.where(is_split, helper_s * np.maximum(merged_rows / at_once, 1.0) + parts_bytes / l2_per_s, 0.0)
     later_rounds = ceil_div(num_tasks, gpu.num_sms * loop.resident) - 1.0
-    fixed = task_s * ((loop.starts if loop.first_start is None else loop.first_start) + loop.starts * later_rounds) + combine
+    started = (loop.starts if loop.first_start is None else loop.first_start) + loop.starts * later_rounds
+    merge_s = np.where(is_split, _merge_s(shape, loop, gpu, using, parts, tasks, pack), 0.0)
+    fixed_s = using.task_clocks / gpu.boost_clock_hz * started + merge_s
     if protocol.timer == "graph":
-        moved = _helper_bytes(shape, loop)
-        missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(total_bytes + moved, gpu))
-        rows_s = _helper_rows(shape, loop) * using.row_clocks / (gpu.num_sms * gpu.boost_clock_hz)
-        num_helpers = loop.num_helpers + (np.asarray(shape.rewritten_width) > 0)  # one narrows
-        fixed = fixed + helper_s * num_helpers + np.maximum(missed / (gpu.dram_data_bytes_per_s * constants().dram_fraction), rows_s)
+        launched_s, moved_s = _helpers_s(shape, loop, gpu, using, protocol, total_bytes)
+        fixed_s = fixed_s + launched_s + moved_s
     return TaskSet(
         matrix_dtype=shape.compute,
         num_tasks=num_tasks,
@@ -241,9 +215,64 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         busiest_tasks=busiest / mean_visits,
         rounds=np.zeros((1, 1)),
         resident=loop.resident,
-        fixed_s=fixed,
+        fixed_s=fixed_s,
         variants=("split KV" if bool(np.all(is_split)) else "",),
     )
+
+
+def _parts_of_keys(shape: Shape, loop: Loop, gpu: GpuSpec, tasks_unsplit: Floats, longest: Floats) -> Floats:
+    """Parts that the keys of each request are cut into, so that the machine is full. (L, R)"""
+    requests, least = shape.requests, ceil_div(loop.least_chunk, loop.tile_kv)
+    chunk = chunk_that_fits(tasks_unsplit, longest, np.asarray(gpu.num_sms * loop.resident), least)
+    in_sight = ceil_div(np.minimum(requests.kv, shape.window + requests.q - 1), least * loop.tile_kv)  # a window's edge is no part
+    return np.asarray(np.minimum(np.minimum(ceil_div(longest, chunk), in_sight), loop.most_splits))
+
+
+def _visits_in_order(requests: Requests, longest_part: Floats, total_visits: Floats, num_tasks: Floats, gpu: GpuSpec) -> Floats:
+    """Of the busiest SM at most, by Graham's bound for lists: in order of numbers, a request's longest tasks come last. (L, 1)"""
+    longest = np.max(np.where(requests.count > 0, longest_part, 0.0), axis=-1, keepdims=True)
+    last_part = (1.0 - 1.0 / gpu.num_sms) * longest
+    return np.asarray(np.minimum(total_visits / gpu.num_sms + last_part, ceil_div(num_tasks, gpu.num_sms) * longest))
+
+
+def _bytes(shape: Shape, loop: Loop, gpu: GpuSpec) -> tuple[Floats, Floats, Floats]:
+    """Keys in sight of all requests and KV heads; bytes of all operands; and bytes that the loop touches. (L, 1)"""
+    requests = shape.requests
+    kv_read = np.minimum(requests.kv, shape.window + requests.q - 1)
+    q_all, kv_all = requests.total(requests.q) * shape.num_heads, requests.total(kv_read) * shape.num_kv_heads
+    queries, results = q_all * shape.qk_dim * shape.q_bytes, q_all * shape.v_dim * shape.out_bytes
+    cached = kv_all * shape.kv_width * shape.kv_bytes
+    first_key = np.floor(np.maximum(requests.kv - kv_read, 0.0) / loop.tile_kv) * loop.tile_kv  # a window's first tile is loaded whole
+    a_head = requests.total(requests.kv - first_key) * shape.kv_width * shape.kv_bytes  # one KV head of all requests
+    again = np.where(loop.rereads, (shape.num_heads - shape.num_kv_heads) * a_head * (1.0 - hit_fraction(a_head, gpu)), 0.0)
+    touched = queries + shape.num_kv_heads * a_head + again + results + kv_all * shape.kv_width * loop.widening_bytes
+    return kv_all, queries + cached + results, touched
+
+
+def _merge_s(
+    shape: Shape, loop: Loop, gpu: GpuSpec, using: AttentionConstants, parts: Floats, tasks: Floats, pack: Floats
+) -> Floats:  # fmt: skip
+    """Of the kernel that merges the results of parts, of requests whose keys were split. (L, 1)"""
+    requests = shape.requests
+    parts_bytes = over_requests(np.where(parts > 1, tasks * np.minimum(requests.q * pack, loop.tile_q), 0.0))
+    parts_bytes = parts_bytes * shape.v_dim * 8.0  # fp32, written and read again
+    l2_per_s = gpu.num_sms * loop.copy_bytes_per_clock * gpu.boost_clock_hz
+    merged_rows = over_requests(np.where(parts > 1, requests.count * requests.q, 0.0)) * shape.num_heads
+    at_once = gpu.num_sms * threads_per_sm(gpu) / loop.merging_threads if loop.merging_threads else np.inf
+    helper_s = using.helper_clocks / gpu.boost_clock_hz
+    return np.asarray(helper_s * np.maximum(merged_rows / at_once, 1.0) + parts_bytes / l2_per_s)
+
+
+def _helpers_s(
+    shape: Shape, loop: Loop, gpu: GpuSpec, using: AttentionConstants, protocol: Protocol, total_bytes: Floats
+) -> tuple[Floats, Floats]:
+    """Of the small kernels around attention: that they run at all, and what they move. (L, 1)"""
+    moved = _helper_bytes(shape, loop)
+    missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(total_bytes + moved, gpu))
+    rows_s = _helper_rows(shape, loop) * using.row_clocks / (gpu.num_sms * gpu.boost_clock_hz)
+    num_helpers = loop.num_helpers + (np.asarray(shape.rewritten_width) > 0)  # one narrows
+    moving_s = np.maximum(missed / (gpu.dram_data_bytes_per_s * constants().dram_fraction), rows_s)
+    return np.asarray(using.helper_clocks / gpu.boost_clock_hz * num_helpers), np.asarray(moving_s)
 
 
 def _padded_dim(dim: Floats, loop: Loop) -> Floats:

@@ -25,7 +25,7 @@ from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.base import above_zero, sizes
 
 IDENTITIES = ("nccl", "custom")
-LARGEST_CUSTOM = 8 * 2**20  # bytes: engines hand larger messages to NCCL
+LARGEST_CUSTOM_BYTES = 8 * 2**20  # engines hand larger messages to NCCL
 MAX_GPUS_CUSTOM = 8  # that their kernels are built for
 FULL_BOX = 8  # GPUs: a smaller catalogued box is one that somebody measured, and has to be named
 
@@ -283,7 +283,7 @@ class AllReduce(_Collective):
         ring = _ring(group, 2.0)
         one_node = group.num_nodes == 1
         depth = np.ceil(np.log2(group.ranks))
-        allowed = one_node & (group.bytes <= LARGEST_CUSTOM) & (group.ranks <= MAX_GPUS_CUSTOM)
+        allowed = one_node & (group.bytes <= LARGEST_CUSTOM_BYTES) & (group.ranks <= MAX_GPUS_CUSTOM)
         per_rank = group.bytes / group.ranks
         return [
             ring,

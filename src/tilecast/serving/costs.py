@@ -11,11 +11,11 @@ from functools import cache
 
 import numpy as np
 
-from tilecast.engines.many import alike, price_steps, signature
+from tilecast.engines.many import alike
 from tilecast.engines.predict import Setup
 from tilecast.execution.tasks import Floats
 from tilecast.serving.schedule import Schedule
-from tilecast.workloads.aggregate import BASES, Price, StepTime
+from tilecast.workloads.aggregate import Price, StepTime, price_steps, signature, weakest
 from tilecast.workloads.graph import Step, Tokens
 from tilecast.workloads.operations import Operation
 
@@ -63,7 +63,7 @@ class Costs:
 
     @property
     def basis(self) -> str:
-        return max((curve.basis for curve in self.curves), key=BASES.index)
+        return weakest(curve.basis for curve in self.curves)
 
 
 def costs(found: Setup, plan: Schedule, price: Price) -> Costs:
@@ -213,12 +213,12 @@ def _priced(found: Setup, asked: list[Asked], price: Price) -> tuple[Curve, ...]
     priced = price_steps([step for _, _, step in cuts], found.gpu, price)
     curves = []
     for number, curve in enumerate(asked):
-        pieces = tuple((time, mine) for (of, mine, _), (time, _) in zip(cuts, priced, strict=True) if of == number)
+        pieces = tuple((time, mine) for (of, mine, _), time in zip(cuts, priced, strict=True) if of == number)
         times = {side: np.zeros(len(curve.cases)) for side in SIDES}
         for time, mine in pieces:
             for side in SIDES:
                 times[side][mine] = getattr(time, side)
-        basis = max([BASES[0], *(time.basis for time, _ in pieces)], key=BASES.index)
+        basis = weakest(time.basis for time, _ in pieces)
         curves.append(Curve(
             name=curve.name, phase=curve.phase, pieces=pieces, times=times, places=curve.places, weights=curve.weights, basis=basis,
         ))  # fmt: skip

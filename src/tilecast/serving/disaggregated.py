@@ -10,24 +10,23 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilecast.engines.fit import stage_caches
-from tilecast.engines.predict import Interval, Part, Setup, check_context, set_up, warnings_of
+from tilecast.engines.predict import Interval, Part, Setup, check_context, inputs_of, said_of, set_up, warnings_of
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import SendRecv, node_of
-from tilecast.learning.profiles import Profile, opened
+from tilecast.learning.profiles import Profile
 from tilecast.predictors import predict_kernel
 from tilecast.serving.costs import SIDES, Costs, costs
 from tilecast.serving.load import (
     FEWEST_MEASURED,
-    MOST_USERS,
+    check_users,
     lengths_of,
     memory_under_load,
     most_at_once,
@@ -41,7 +40,7 @@ from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.pools import DecodeTimes, Passage, Pool, PrefillStep, Spans, run_pools
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule, steps_alone
 from tilecast.serving.served import Served
-from tilecast.workloads.aggregate import BASES, Price
+from tilecast.workloads.aggregate import Price, weakest, with_profile
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import Memory
 from tilecast.workloads.model import ModelConfig
@@ -280,7 +279,7 @@ def link_between(prefill: Workers, decode: Workers, requests: Sequence[Lengths],
     sent = price(message, prefill.found.gpu)
     seconds = {side: dict(zip(lengths, np.asarray(getattr(sent, side)).tolist(), strict=True)) for side in SIDES}
     kind = (node.network_kind or "network") if apart else node.link_kind
-    basis = max((str(each) for each in sent.basis), key=BASES.index)
+    basis = weakest(str(each) for each in sent.basis)
     return Link(kind=kind, is_network=apart, seconds=seconds, bytes=dict(zip(lengths, map(float, held), strict=True)), basis=basis)
 
 
@@ -358,7 +357,7 @@ class DisaggregatedPrediction(Served):
 
     @property
     def basis(self) -> str:
-        return max((self.handover.prefill[1].basis, self.handover.decode[1].basis, self.link.basis), key=BASES.index)
+        return weakest((self.handover.prefill[1].basis, self.handover.decode[1].basis, self.link.basis))
 
     @property
     def mean_output_tokens(self) -> float:
@@ -470,8 +469,7 @@ def predict_disaggregated(
     >>> found.num_gpus, found.transfer_s.median < found.ttft_s.median
     (4, True)
     """
-    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MOST_USERS:
-        raise InvalidInput(f"concurrency = {concurrency!r} must be a whole number from 1 to {MOST_USERS:,}")
+    check_users(concurrency)
     numbers = workers_in(disaggregated)
     asked = lengths_of(isl, osl, requests)
     common: dict[str, Any] = {
@@ -487,9 +485,7 @@ def predict_disaggregated(
         raise InvalidInput(f"{found.config.name} has no decode to put on workers of its own")
     lengths = Batch(tuple(pair[0] for pair in asked), tuple(pair[1] for pair in asked))
     check_context(found.config, lengths, allow_longer_context)
-    measured = opened(profile, found.gpu)
-    if measured is not None:
-        price = partial(price, profile=measured)
+    price, measured = with_profile(price, profile, found.gpu)
     longest = max(asked, key=sum)
     workers = {}
     for (kind, each), number in zip(setups.items(), numbers, strict=True):
@@ -512,20 +508,16 @@ def predict_disaggregated(
             decode.found, decode.policy, asked, most_at_once(decode.policy, asked, -(-concurrency // decode.number), decode.found.shard.dp)
         ),
     }
-    said = {"isl": isl, "osl": osl} if requests is None else {"requests": [list(pair) for pair in asked]}
+    layout = {"disaggregated": f"{numbers[0]}P{numbers[1]}D", "tp": decode.found.shard.tp}
+    layout |= {f"{kind}_{name}": value for kind, shape in shapes.items() for name, value in shape.items()}
     total = len(handover.median.arrival_s)
     return DisaggregatedPrediction(
         model=found.config, gpu=found.gpu, engine=found.engine.label, node=box.id, concurrency=concurrency, prefill=prefill, decode=decode,
         handover=handover, link=link, memories=memories, breakdown=tuple(_parts(handover, total, prefill, decode)),
-        inputs={
-            "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.label, "disaggregated": f"{numbers[0]}P{numbers[1]}D",
-            "tp": decode.found.shard.tp,
-            **{f"{kind}_{name}": value for kind, shape in shapes.items() for name, value in shape.items()},
-            "node": box.id, "quant": quant, "kv_dtype": found.kv_dtype, "concurrency": concurrency, **said,
-            "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
-            **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
-            **({"profile": measured.told()} if measured else {}),
-        },
+        inputs=inputs_of(
+            found, layout, box, {"concurrency": concurrency, **said_of(isl, osl, requests)},
+            quant=quant, overrides=overrides, engine_settings=engine_settings, profile=measured,
+        ),
         warnings=(*warnings_of(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name)),
         profile=measured,
     )  # fmt: skip

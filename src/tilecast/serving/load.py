@@ -2,24 +2,23 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilecast.engines.fit import memory_of, would_fit
-from tilecast.engines.predict import Interval, Part, Setup, check_context, set_up, sizes_of, warnings_of
+from tilecast.engines.predict import Interval, Part, Setup, check_context, inputs_of, said_of, set_up, sizes_of, warnings_of
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
-from tilecast.learning.profiles import Profile, opened
+from tilecast.learning.profiles import Profile
 from tilecast.predictors import predict_kernel
 from tilecast.serving.costs import SIDES, Costs, costs
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule
 from tilecast.serving.served import Served
-from tilecast.workloads.aggregate import BASES, Price
+from tilecast.workloads.aggregate import Price, weakest, with_profile
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import Memory, activations_bytes
 from tilecast.workloads.model import ModelConfig
@@ -211,8 +210,7 @@ def predict_load(
     >>> found.ttft_s.median > found.tpot_s.median > 0
     True
     """
-    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MOST_USERS:
-        raise InvalidInput(f"concurrency = {concurrency!r} must be a whole number from 1 to {MOST_USERS:,}")
+    check_users(concurrency)
     asked = lengths_of(isl, osl, requests)
     found = set_up(
         model, gpu, tp=tp, pp=pp, ep=ep, dp_attention=dp_attention, engine=engine, engine_settings=engine_settings, node=node, quant=quant,
@@ -220,9 +218,7 @@ def predict_load(
     )  # fmt: skip
     lengths = Batch(tuple(pair[0] for pair in asked), tuple(pair[1] for pair in asked))
     check_context(found.config, lengths, allow_longer_context)
-    measured = opened(profile, found.gpu)
-    if measured is not None:
-        price = partial(price, profile=measured)
+    price, measured = with_profile(price, profile, found.gpu)
     policy = policy_of(found)
     longest = max(asked, key=sum)
     if policy.cache_tokens < sum(longest):
@@ -230,21 +226,23 @@ def predict_load(
     groups = min(found.shard.dp * found.shard.pp, concurrency)
     load = run_load(found, policy, -(-concurrency // groups), asked, price=price)
     memory = memory_under_load(found, policy, asked, most_at_once(policy, asked, concurrency, groups))
-    said = {"isl": isl, "osl": osl} if requests is None else {"requests": [list(pair) for pair in asked]}
     return LoadPrediction(
         model=found.config, gpu=found.gpu, engine=found.engine.label, num_gpus=found.shard.num_gpus,
         node=found.node.id if found.node else None, concurrency=concurrency, policy=policy, load=load, memory=memory,
         breakdown=tuple(parts_of(load.plan, load.cost, load.plan.num_requests)), groups=groups,
-        inputs={
-            "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.label, "tp": tp, "pp": pp, "ep": ep,
-            "dp_attention": dp_attention, "node": found.node.id if found.node else None, "quant": quant, "kv_dtype": found.kv_dtype,
-            "concurrency": concurrency, **said, "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
-            **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
-            **({"profile": measured.told()} if measured else {}),
-        },
+        inputs=inputs_of(
+            found, {"tp": tp, "pp": pp, "ep": ep, "dp_attention": dp_attention}, found.node,
+            {"concurrency": concurrency, **said_of(isl, osl, requests)},
+            quant=quant, overrides=overrides, engine_settings=engine_settings, profile=measured,
+        ),
         warnings=(*warnings_of(found.config, lengths, found.gpu, found.node), *too_long(policy, asked, found.engine.name)),
         profile=measured,
     )  # fmt: skip
+
+
+def check_users(concurrency: object) -> None:
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MOST_USERS:
+        raise InvalidInput(f"concurrency = {concurrency!r} must be a whole number from 1 to {MOST_USERS:,}")
 
 
 def memory_under_load(found: Setup, policy: Policy, asked: Sequence[Lengths], num_held: int) -> Memory:
@@ -327,6 +325,6 @@ def parts_of(plan: Schedule, cost: Costs, number: int) -> list[Part]:
 
 def _added(one: Part, other: Part) -> Part:
     """The same kernel in steps of other sizes."""
-    basis, longer = max(one.basis, other.basis, key=BASES.index), max(one, other, key=lambda part: part.time.median)
+    basis, longer = weakest((one.basis, other.basis)), max(one, other, key=lambda part: part.time.median)
     share = one.share_fraction + other.share_fraction
     return replace(longer, time=one.time + other.time, share_fraction=share, bound_s=one.bound_s + other.bound_s, basis=basis)

@@ -188,58 +188,132 @@ def run_pools(
     `spans` takes down what every worker did when. `in_turns`: requests are dealt to workers in turn when they arrive, however busy these
     are, as routers do that know nothing of them; ranks of a worker still share theirs.
     """
-    prefills = [_PrefillWorker(at, [_PrefillRank() for _ in range(prefill.ranks)]) for at in range(prefill.workers)]
-    decodes = [_DecodeWorker(at, [0] * decode.ranks) for at in range(decode.workers)]
-    ahead = [0] * prefill.lanes  # tokens of prompts that are not done, by rank of all workers
-    held, cache = [0] * decode.lanes, [0] * decode.lanes  # requests that have room, and the tokens they are counted with
-    inputs, outputs, placed = list[int](), list[int](), list[int]()
-    arrival, roomed, taken, prefilled, there, first, last = (list[float]() for _ in range(7))
-    waiting = [deque[int]() for _ in range(decode.workers if in_turns else 1)]
-    late = 0 if decode.gives_first_token else 1  # tokens of a request that decode workers do not make
-    events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-    order = count()
-    steps, runs = Counter[PrefillStep](), list[DecodeRun]()
-    now, done, busy = 0.0, 0, {"prefill": 0.0, "decode": 0.0}
+    run = _Run(
+        prefill=prefill, decode=decode, request=request, num_requests=num_requests, prefill_s=prefill_s, decode_times=decode_times,
+        transfer_s=transfer_s, spans=spans, in_turns=in_turns,
+    )  # fmt: skip
+    for _ in range(min(users, num_requests)):
+        run.arrives()
+    while run.done < num_requests:
+        run.starts_work()
+        run.next_events()
+    return run.passage()
 
-    def later(at: float, what: Callable[..., None], *arguments: Any) -> None:
-        heappush(events, (at, next(order), what, arguments))
 
-    def arrives() -> None:
-        number = len(inputs)
-        if number < num_requests:
-            asked, given = request(number)
-            inputs.append(asked)
-            outputs.append(given)
-            placed.append(-1)
-            arrival.append(now)
-            for times in (roomed, taken, prefilled, there, first, last):
+class _Run:
+    """Workers, requests and the clock. Lists go by the number of a request, or by rank of all workers of a kind (a lane)."""
+
+    __slots__ = (
+        "ahead", "arrival", "cache", "decode", "decode_busy_s", "decode_times", "decodes", "done", "events", "first", "held", "in_turns",
+        "inputs", "last", "late", "now", "num_requests", "order", "outputs", "placed", "prefill", "prefill_busy_s", "prefill_s",
+        "prefilled", "prefills", "request", "roomed", "runs", "spans", "steps", "taken", "there", "transfer_s", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self, *, prefill: Pool, decode: Pool, request: Callable[[int], Lengths], num_requests: int,
+        prefill_s: Callable[[PrefillStep], float], decode_times: DecodeTimes, transfer_s: Callable[[int], float], spans: Spans | None,
+        in_turns: bool,
+    ) -> None:  # fmt: skip
+        self.prefill, self.decode, self.request, self.num_requests = prefill, decode, request, num_requests
+        self.prefill_s, self.decode_times, self.transfer_s, self.spans, self.in_turns = prefill_s, decode_times, transfer_s, spans, in_turns
+        self.prefills = [_PrefillWorker(at, [_PrefillRank() for _ in range(prefill.ranks)]) for at in range(prefill.workers)]
+        self.decodes = [_DecodeWorker(at, [0] * decode.ranks) for at in range(decode.workers)]
+        self.ahead = [0] * prefill.lanes  # tokens of prompts that are not done
+        self.held, self.cache = [0] * decode.lanes, [0] * decode.lanes  # requests that have room, and the tokens they are counted with
+        self.inputs, self.outputs, self.placed = list[int](), list[int](), list[int]()
+        self.arrival, self.roomed, self.taken, self.prefilled = (list[float]() for _ in range(4))
+        self.there, self.first, self.last = (list[float]() for _ in range(3))
+        num_queues = decode.workers if in_turns else 1
+        each = decode.lanes // num_queues
+        self.waiting = [(deque[int](), slice(at * each, (at + 1) * each)) for at in range(num_queues)]  # for room on these lanes
+        self.late = 0 if decode.gives_first_token else 1  # tokens of a request that decode workers do not make
+        self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.order = count()
+        self.steps, self.runs = Counter[PrefillStep](), list[DecodeRun]()
+        self.now, self.done, self.prefill_busy_s, self.decode_busy_s = 0.0, 0, 0.0, 0.0
+
+    def passage(self) -> Passage:
+        times = {"arrival_s": self.arrival, "placed_s": self.roomed, "taken_s": self.taken, "prefilled_s": self.prefilled}
+        times |= {"there_s": self.there, "first_s": self.first, "last_s": self.last}
+        return Passage(
+            input_tokens=np.array(self.inputs), output_tokens=np.array(self.outputs), prefill_steps=self.steps, decode_runs=self.runs,
+            prefill_busy_s=self.prefill_busy_s, decode_busy_s=self.decode_busy_s,
+            **{name: np.array(values) for name, values in times.items()},
+        )  # fmt: skip
+
+    # ---- the clock ---------------------------------------------------------------------------------------------------
+
+    def later(self, at: float, what: Callable[..., None], *arguments: Any) -> None:
+        heappush(self.events, (at, next(self.order), what, arguments))
+
+    def next_events(self) -> None:
+        """All that happen at the next moment at which one does."""
+        events = self.events
+        self.now = now = events[0][0]
+        while events and events[0][0] <= now:
+            _, _, what, arguments = heappop(events)
+            what(*arguments)
+
+    def starts_work(self) -> None:
+        """Who waits gets room where there is some, and every idle worker that has something to do starts."""
+        for queue, lanes in self.waiting:
+            if queue:
+                self.gives_room(queue, lanes)
+        for taking in self.prefills:
+            if not taking.busy and any(rank.queue or rank.partial for rank in taking.ranks):
+                self.prompts(taking)
+        for giving in self.decodes:
+            if giving.run is None and (giving.ends or giving.pending):
+                self.tokens(giving)
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
+
+    def arrives(self) -> None:
+        number = len(self.inputs)
+        if number < self.num_requests:
+            asked, given = self.request(number)
+            self.inputs.append(asked)
+            self.outputs.append(given)
+            self.placed.append(-1)
+            self.arrival.append(self.now)
+            for times in (self.roomed, self.taken, self.prefilled, self.there, self.first, self.last):
                 times.append(0.0)
-            waiting[number % len(waiting)].append(number)
+            self.waiting[number % len(self.waiting)][0].append(number)
 
-    def given_room(queue: deque[int], lanes: slice) -> None:
+    def gives_room(self, queue: deque[int], lanes: slice) -> None:
         """Requests of a queue get room on the emptiest of its ranks, and a place before a prefill worker."""
+        policy, held, cache, prefill = self.decode.policy, self.held, self.cache, self.prefill
         while queue:
             number = queue[0]
-            needs = decode.policy.reserves(inputs[number], outputs[number])
-            if outputs[number] > 1:  # else nothing is left to decode
+            needs = policy.reserves(self.inputs[number], self.outputs[number])
+            if self.outputs[number] > 1:  # else nothing is left to decode
                 lane = _least(held, lanes)
-                if held[lane] >= decode.policy.most_running or (held[lane] and cache[lane] + needs > decode.policy.cache_tokens):
+                if held[lane] >= policy.most_running or (held[lane] and cache[lane] + needs > policy.cache_tokens):
                     return
                 held[lane] += 1
                 cache[lane] += needs
-                placed[number] = lane
+                self.placed[number] = lane
             queue.popleft()
-            roomed[number] = now
+            self.roomed[number] = self.now
             turn = number % prefill.workers
-            lane = _least(ahead, slice(turn * prefill.ranks, (turn + 1) * prefill.ranks) if in_turns else slice(0, prefill.lanes))
-            ahead[lane] += inputs[number]
-            worker = prefills[lane // prefill.ranks]
+            among = slice(turn * prefill.ranks, (turn + 1) * prefill.ranks) if self.in_turns else slice(0, prefill.lanes)
+            lane = _least(self.ahead, among)
+            self.ahead[lane] += self.inputs[number]
+            worker = self.prefills[lane // prefill.ranks]
             can_be_taken = worker.step + 1 + prefill.policy.steps_missed if worker.busy else worker.step
             worker.ranks[lane % prefill.ranks].queue.append((can_be_taken, number))
 
-    def chunks_of(rank: _PrefillRank, step: int) -> tuple[list[tuple[int, int]], list[int], list[int]]:
+    def ends(self, number: int) -> None:
+        self.last[number] = self.now
+        self.done += 1
+        self.arrives()
+
+    # ---- prefill workers ---------------------------------------------------------------------------------------------
+
+    def chunks_of(self, rank: _PrefillRank, step: int) -> tuple[list[tuple[int, int]], list[int], list[int]]:
         """What a rank has for a step: chunks as (tokens, keys of the last one), whose they are, and whose prompts end with it."""
-        left, chunks, whose, finished = prefill.policy.token_budget, list[tuple[int, int]](), list[int](), list[int]()
+        policy, inputs = self.prefill.policy, self.inputs
+        left, chunks, whose, finished = policy.token_budget, list[tuple[int, int]](), list[int](), list[int]()
         if rank.partial is not None:
             number, begun = rank.partial
             part = min(left, inputs[number] - begun)
@@ -251,11 +325,11 @@ def run_pools(
                 finished.append(number)
         while rank.queue and rank.partial is None and left > 0 and rank.queue[0][0] <= step:
             number = rank.queue[0][1]
-            if inputs[number] > left and not prefill.policy.chunks and chunks:
+            if inputs[number] > left and not policy.chunks and chunks:
                 break
-            part = min(inputs[number], left) if prefill.policy.chunks else inputs[number]
+            part = min(inputs[number], left) if policy.chunks else inputs[number]
             rank.queue.popleft()
-            taken[number] = now
+            self.taken[number] = self.now
             chunks.append((part, part))
             whose.append(number)
             left -= part
@@ -265,124 +339,100 @@ def run_pools(
                 finished.append(number)
         return chunks, whose, finished
 
-    def prompts(worker: _PrefillWorker) -> None:
+    def prompts(self, worker: _PrefillWorker) -> None:
         """The next step of an idle prefill worker that has something to do."""
         if all(rank.partial is None for rank in worker.ranks):  # steps without work take no time
             worker.step = max(worker.step, min(rank.queue[0][0] for rank in worker.ranks if rank.queue))
-        found = [chunks_of(rank, worker.step) for rank in worker.ranks]
+        found = [self.chunks_of(rank, worker.step) for rank in worker.ranks]
         tokens = [sum(part for part, _ in chunks) for chunks, _, _ in found]
         fullest = found[tokens.index(max(tokens))][0]
-        step = (*equal_chunks(fullest), len(fullest), sum(tokens) / prefill.ranks)
-        steps[step] += 1
-        seconds = prefill_s(step)
-        busy["prefill"] += seconds
+        step = (*equal_chunks(fullest), len(fullest), sum(tokens) / self.prefill.ranks)
+        self.steps[step] += 1
+        seconds = self.prefill_s(step)
+        self.prefill_busy_s += seconds
         worker.busy = True
-        if spans is not None:
+        end_s = self.now + seconds
+        if self.spans is not None:
             whose = tuple(number for _, numbers, _ in found for number in numbers)
-            spans.prompts.append(PromptSpan(worker.number, now, now + seconds, sum(tokens), len(whose), whose))
-        later(now + seconds, prompts_end, worker, [finished for _, _, finished in found])
+            self.spans.prompts.append(PromptSpan(worker.number, self.now, end_s, sum(tokens), len(whose), whose))
+        self.later(end_s, self.prompts_end, worker, [finished for _, _, finished in found])
 
-    def prompts_end(worker: _PrefillWorker, finished: list[list[int]]) -> None:
+    def prompts_end(self, worker: _PrefillWorker, finished: list[list[int]]) -> None:
         worker.busy = False
         worker.step += 1
         for place, numbers in enumerate(finished):
             rank = worker.ranks[place]
             for number in numbers:
-                ahead[worker.number * prefill.ranks + place] -= inputs[number]
-                prefilled[number] = now
-                if outputs[number] == 1:
-                    there[number] = first[number] = now
-                    ends(number)
+                self.ahead[worker.number * self.prefill.ranks + place] -= self.inputs[number]
+                self.prefilled[number] = self.now
+                if self.outputs[number] == 1:
+                    self.there[number] = self.first[number] = self.now
+                    self.ends(number)
                 else:
-                    starts = max(now, rank.link_free_s)
-                    rank.link_free_s = starts + transfer_s(inputs[number])
-                    if spans is not None:
-                        to = placed[number] // decode.ranks
-                        spans.sent.append(SendSpan(worker.number, place, starts, rank.link_free_s, number, to))
-                    later(rank.link_free_s, is_there, number)
+                    starts = max(self.now, rank.link_free_s)
+                    rank.link_free_s = starts + self.transfer_s(self.inputs[number])
+                    if self.spans is not None:
+                        to = self.placed[number] // self.decode.ranks
+                        self.spans.sent.append(SendSpan(worker.number, place, starts, rank.link_free_s, number, to))
+                    self.later(rank.link_free_s, self.is_there, number)
 
-    def is_there(number: int) -> None:
-        there[number] = now
-        worker = decodes[placed[number] // decode.ranks]
+    # ---- decode workers ----------------------------------------------------------------------------------------------
+
+    def is_there(self, number: int) -> None:
+        """A prompt's cache: its request joins the worker after the step that runs."""
+        self.there[number] = self.now
+        worker = self.decodes[self.placed[number] // self.decode.ranks]
         if worker.run is None:
             worker.pending.append((worker.step, number))
             return
         start, most, seconds, more = worker.run
-        join = worker.steps_until(now) + decode.policy.steps_missed
+        join = worker.steps_until(self.now) + self.decode.policy.steps_missed
         worker.pending.append((worker.step + join, number))
         if join < most:  # the run ends there
             worker.run = (start, join, seconds, more)
             worker.version += 1
-            later(start + _run_s(join, seconds, more), run_ends, worker, worker.version)
+            self.later(start + _run_s(join, seconds, more), self.run_ends, worker, worker.version)
 
-    def tokens(worker: _DecodeWorker) -> None:
+    def tokens(self, worker: _DecodeWorker) -> None:
         """The next run of equal steps of an idle decode worker: until somebody ends or joins."""
+        now, late = self.now, self.late
         if not worker.ends and worker.pending:
             worker.step = max(worker.step, min(worker.pending)[0])
         joined = [entry for entry in worker.pending if entry[0] <= worker.step]
         for entry in joined:
             worker.pending.remove(entry)
-            heappush(worker.ends, (worker.step + outputs[entry[1]] - late, entry[1]))
-            worker.keys += inputs[entry[1]] + late
-            worker.running[placed[entry[1]] % decode.ranks] += 1
+            heappush(worker.ends, (worker.step + self.outputs[entry[1]] - late, entry[1]))
+            worker.keys += self.inputs[entry[1]] + late
+            worker.running[self.placed[entry[1]] % self.decode.ranks] += 1
         most = worker.ends[0][0] - worker.step
         if worker.pending:
             most = min(most, min(worker.pending)[0] - worker.step)
         keys = worker.keys / len(worker.ends)
-        seconds, more, limit = decode_times.piece(max(worker.running), keys)
+        seconds, more, limit = self.decode_times.piece(max(worker.running), keys)
         for _, number in joined:
-            first[number] = now if late else now + seconds
+            self.first[number] = now if late else now + seconds
         most = min(most, max(1, int(limit - keys) + 1)) if limit < float("inf") else most
         worker.run = (now, most, seconds, more)
         worker.version += 1
-        later(now + _run_s(most, seconds, more), run_ends, worker, worker.version)
+        self.later(now + _run_s(most, seconds, more), self.run_ends, worker, worker.version)
 
-    def run_ends(worker: _DecodeWorker, version: int) -> None:
+    def run_ends(self, worker: _DecodeWorker, version: int) -> None:
         if version != worker.version or worker.run is None:
             return  # it was cut
         start, number_of, seconds, more = worker.run
         together = len(worker.ends)
-        if spans is not None:
-            spans.tokens.append(TokenSpan(worker.number, start, number_of, seconds, more, together, worker.keys / together))
-        runs.append((number_of, max(worker.running), worker.keys / together + (number_of - 1) / 2))
-        busy["decode"] += now - start
+        if self.spans is not None:
+            self.spans.tokens.append(TokenSpan(worker.number, start, number_of, seconds, more, together, worker.keys / together))
+        self.runs.append((number_of, max(worker.running), worker.keys / together + (number_of - 1) / 2))
+        self.decode_busy_s += self.now - start
         worker.run = None
         worker.step += number_of
         worker.keys += number_of * together
         while worker.ends and worker.ends[0][0] == worker.step:
             number = heappop(worker.ends)[1]
-            worker.keys -= inputs[number] + outputs[number]
-            worker.running[placed[number] % decode.ranks] -= 1
-            held[placed[number]] -= 1
-            cache[placed[number]] -= decode.policy.reserves(inputs[number], outputs[number])
-            ends(number)
-
-    def ends(number: int) -> None:
-        nonlocal done
-        last[number] = now
-        done += 1
-        arrives()
-
-    for _ in range(min(users, num_requests)):
-        arrives()
-    every = [slice(at * decode.ranks, (at + 1) * decode.ranks) for at in range(decode.workers)] if in_turns else [slice(0, decode.lanes)]
-    while done < num_requests:
-        for queue, lanes in zip(waiting, every, strict=True):
-            if queue:
-                given_room(queue, lanes)
-        for taking in prefills:
-            if not taking.busy and any(rank.queue or rank.partial for rank in taking.ranks):
-                prompts(taking)
-        for giving in decodes:
-            if giving.run is None and (giving.ends or giving.pending):
-                tokens(giving)
-        now = events[0][0]
-        while events and events[0][0] <= now:
-            _, _, what, arguments = heappop(events)
-            what(*arguments)
-    times = {"arrival_s": arrival, "placed_s": roomed, "taken_s": taken, "prefilled_s": prefilled}
-    times |= {"there_s": there, "first_s": first, "last_s": last}
-    return Passage(
-        input_tokens=np.array(inputs), output_tokens=np.array(outputs), prefill_steps=steps, decode_runs=runs,
-        prefill_busy_s=busy["prefill"], decode_busy_s=busy["decode"], **{name: np.array(values) for name, values in times.items()},
-    )  # fmt: skip
+            lane, asked, given = self.placed[number], self.inputs[number], self.outputs[number]
+            worker.keys -= asked + given
+            worker.running[lane % self.decode.ranks] -= 1
+            self.held[lane] -= 1
+            self.cache[lane] -= self.decode.policy.reserves(asked, given)
+            self.ends(number)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.engines.predict import Interval, Part
+from tilecast.engines.predict import Interval, Part, record
 from tilecast.workloads.aggregate import BASES
 from tilecast.workloads.memory import Memory
 
@@ -94,16 +94,4 @@ class Served(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         """The contract's record (tilecast.predict/1) with what a load adds under `serving`, but for the versions."""
-        timed = ("prefill_s", "decode_step_s", "total_s", "ttft_s", "tpot_s", "output_tokens_per_s")
-        return {
-            "schema": "tilecast.predict/1",
-            **{name: getattr(self, name).to_dict() for name in timed},
-            "decode_steps": self.decode_steps,
-            "memory": self.memory.to_dict(),
-            "fits": self.fits,
-            "basis": self.basis,
-            "basis_shares": self.basis_shares,
-            "serving": self.serving(),
-            "breakdown": [part.to_dict() for part in self.breakdown],
-            "inputs": dict(self.inputs),
-        }
+        return record(self, serving=self.serving())

@@ -9,14 +9,16 @@ rest belongs to one kernel and one shape, and such parts add in squares. A formu
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
+from tilecast.learning.profiles import Profile, opened
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.graph import KernelCall, Step
 
@@ -26,6 +28,7 @@ SEEN_LEVEL, UNSEEN_LEVEL = 1.28 * 0.08, 1.28 * 0.145
 MOST_POINTS = 80  # decode steps evaluated of a run in which no request leaves
 MOST_DEPARTURES = 64  # moments at which requests leave that get steps of their own
 BASES = ("measured", "interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation", "analytic")  # strongest first
+PLACES = {basis: place for place, basis in enumerate(BASES)}
 
 NUMBERS = (int, float, np.integer, np.ndarray)
 
@@ -42,7 +45,8 @@ class CallTime:
     high_s: Floats
     bound_s: Floats
     bound_by: str  # at the last step
-    basis: str
+    basis: str  # of all steps together
+    bases: np.ndarray  # of each, or one of all: places in BASES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,14 @@ class StepTime:
     low_s: Floats
     high_s: Floats
     basis: str
+
+    @property
+    def bases(self) -> np.ndarray:
+        """What each step rests on: places in BASES (S,)."""
+        places = np.zeros(len(self.median_s), dtype=np.int64)
+        for time in self.calls:
+            np.maximum(places, time.bases, out=places)
+        return places
 
     def times(self, number: int) -> "StepTime":
         """The same step `number` times over, without its kernels one by one."""
@@ -71,9 +83,15 @@ def basis_words(shares: Mapping[str, float]) -> str:
     return ", ".join(f"{percent} % {basis}" for basis, percent in told if percent != "0")
 
 
-def weakest(bases: Sequence[str]) -> str:
+def weakest(bases: Iterable[str]) -> str:
     """A sum is known no better than the least known of its parts."""
-    return max(bases, key=BASES.index) if bases else BASES[0]
+    return max(bases, key=PLACES.__getitem__, default=BASES[0])
+
+
+def with_profile(price: Price, profile: Profile | str | Path | None, gpu: GpuSpec) -> tuple[Price, Profile | None]:
+    """Prices that heed what a profile says of this GPU, and the profile."""
+    measured = opened(profile, gpu)
+    return (price if measured is None else partial(price, profile=measured)), measured
 
 
 def price_step(step: Step, gpu: GpuSpec, price: Price = predict_kernel) -> StepTime:
@@ -154,7 +172,12 @@ def _is_ragged(value: object) -> bool:
     return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim > 1)
 
 
-def _kind(call: KernelCall, place: int) -> object:
+def signature(step: Step) -> tuple[object, ...]:
+    """Everything about a step's kernels that is no size."""
+    return tuple((call.name, call.count, *_kind(call, place)) for place, call in enumerate(step.calls))
+
+
+def _kind(call: KernelCall, place: int) -> tuple[object, ...]:
     """Calls of one kind differ only in numbers; a ragged batch is a kind of its own."""
     told: list[object] = [call.kernel.__class__, call.cache, call.measured_in]
     for name in _parameters(call.kernel.__class__):
@@ -162,7 +185,7 @@ def _kind(call: KernelCall, place: int) -> object:
         if value is None or isinstance(value, str | bool):
             told.append(value)
         elif _is_ragged(value):
-            return place
+            return (*told, "ragged", place)
         else:
             told.append(_is_number(value) or id(value))  # a box of GPUs, say: the same one
     return tuple(told)
@@ -175,34 +198,45 @@ def _price_group(calls: list[tuple[KernelCall, int]], gpu: GpuSpec, price: Price
     names = [name for name, value in others.items() if _is_number(value)]
     if not names or any(_is_ragged(value) for value in others.values()):
         predicted = price(first.kernel, gpu, **conditions(first))
-        return _call_times(calls, predicted, [list(range(len(predicted.median_s)))] * len(calls))
+        return _call_times(calls, predicted, [np.arange(len(predicted.median_s))] * len(calls))
     places: dict[tuple[float, ...], int] = {}
-    rows = [[places.setdefault(launch, len(places)) for launch in _launches(call, names, num_steps)] for call, num_steps in calls]
+    rows = []
+    for call, _ in calls:
+        launches, which = _launches(call, names)
+        rows.append(np.array([places.setdefault(launch, len(places)) for launch in launches])[which])
     distinct = {
         name: values[0] if len(places) == 1 else np.array(values) for name, values in zip(names, zip(*places, strict=True), strict=True)
     }
     return _call_times(calls, price(first.kernel.__class__(**{**others, **distinct}), gpu, **conditions(first)), rows)
 
 
-def _launches(call: KernelCall, names: list[str], num_steps: int) -> Iterable[tuple[float, ...]]:
-    """The sizes of a call's launch at every step, or once where all steps have the same."""
+def _launches(call: KernelCall, names: list[str]) -> tuple[Iterable[tuple[float, ...]], np.ndarray]:
+    """The distinct sizes of a call's launches, and which of them each step has, or which one all have."""
     sizes = [getattr(call.kernel, name) for name in names]
-    if not any(isinstance(size, np.ndarray) for size in sizes):
-        return [tuple(sizes)]
-    return zip(*(size.tolist() if isinstance(size, np.ndarray) else [size] * num_steps for size in sizes), strict=True)
+    code = None
+    for size in sizes:
+        if isinstance(size, np.ndarray):
+            known, which = np.unique(size, return_inverse=True)
+            code = which if code is None else code * len(known) + which
+    if code is None:
+        return [tuple(sizes)], np.zeros(1, dtype=np.int64)
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    columns = (size[first].tolist() if isinstance(size, np.ndarray) else [size] * len(first) for size in sizes)
+    return zip(*columns, strict=True), which
 
 
-def _call_times(calls: list[tuple[KernelCall, int]], predicted: Any, rows: list[list[int]]) -> list[CallTime]:
+def _call_times(calls: list[tuple[KernelCall, int]], predicted: Any, rows: list[np.ndarray]) -> list[CallTime]:
     """What was predicted of a kind, dealt out to its calls: each has its launches at some rows, one for every step or one for all."""
     times_s = np.array([predicted.median_s, predicted.low_s, predicted.high_s, predicted.bound_s])
-    bases, binding = np.asarray(predicted.basis).tolist(), np.asarray(predicted.analysis.bound_by)
+    known, binding = np.array([PLACES[basis] for basis in np.asarray(predicted.basis).tolist()]), np.asarray(predicted.analysis.bound_by)
     found = []
-    for (call, num_steps), places in zip(calls, rows, strict=True):
-        each_s = times_s.take(places, axis=1) * call.count
-        median_s, low_s, high_s, bound_s = each_s if len(places) == num_steps else np.repeat(each_s, num_steps, axis=1)
-        basis = weakest([bases[place] for place in dict.fromkeys(places)])
-        bound_by = str(binding[places[-1]])
-        found.append(CallTime(call=call, median_s=median_s, low_s=low_s, high_s=high_s, bound_s=bound_s, bound_by=bound_by, basis=basis))
+    for (call, num_steps), mine in zip(calls, rows, strict=True):
+        each_s, bases = times_s.take(mine, axis=1) * call.count, known.take(mine)
+        median_s, low_s, high_s, bound_s = each_s if len(mine) == num_steps else np.repeat(each_s, num_steps, axis=1)
+        found.append(CallTime(
+            call=call, median_s=median_s, low_s=low_s, high_s=high_s, bound_s=bound_s, bound_by=str(binding[mine[-1]]),
+            basis=BASES[bases.max()], bases=bases,
+        ))  # fmt: skip
     return found
 
 

@@ -152,27 +152,26 @@ class OpGraph:
         if self._live:
             return self._live
         live, peaks, kept = 0, dict.fromkeys(PHASES, 0), 0
+
+        def run(nodes: Iterable[Node]) -> None:
+            nonlocal live, kept
+            for node in nodes:
+                live += node.allocated_bytes
+                peaks[node.phase] = max(peaks[node.phase], live)
+                live -= node.freed_bytes
+                if node.phase != "backward":
+                    kept = live
+
         for segment in self.segments:
             for index in range(segment.repeat):
                 before = live
-                for node in segment.nodes:
-                    live += node.allocated_bytes
-                    peaks[node.phase] = max(peaks[node.phase], live)
-                    live -= node.freed_bytes
-                    if node.phase != "backward":
-                        kept = live
+                run(segment.nodes)
                 gained = live - before
                 left = segment.repeat - 1 - index
                 if left > 1 and segment.nodes[0].phase == segment.nodes[-1].phase:  # every further repetition gains the same
                     live += gained * (left - 1)
                     kept = live if segment.nodes[-1].phase != "backward" else kept
-                    before = live
-                    for node in segment.nodes:
-                        live += node.allocated_bytes
-                        peaks[node.phase] = max(peaks[node.phase], live)
-                        live -= node.freed_bytes
-                        if node.phase != "backward":
-                            kept = live
+                    run(segment.nodes)
                     break
         self._live.update(peaks, kept=kept)
         return self._live

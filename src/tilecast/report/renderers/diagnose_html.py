@@ -11,6 +11,7 @@ from tilecast import units
 from tilecast.report.record import Grid, Report
 from tilecast.report.renderers import page as pages
 from tilecast.report.renderers.svg import Series, axis, chart
+from tilecast.units import signed_s
 
 MOST_CARDS = 12
 MOST_ROWS = 60
@@ -45,7 +46,7 @@ def page(report: Report) -> str:
         _details("Named, but not priced", pages.table(_unpriced(found))) if found["unpriced"] else "",
         _details("Unknown kernels", pages.table(_unknown(found))) if found["unknown"] else "",
         "<h2>What it rests on</h2>",
-        _made_by(report),
+        pages.made_by(report),
     ]
     return pages.document(report.answer, "\n".join(part for part in body if part), found)
 
@@ -195,24 +196,20 @@ def _belongs(model: str, name: str, kept: Sequence[str]) -> bool:
 # ---- another run -------------------------------------------------------------------------------------------------
 
 
-def _signed(value: float) -> str:
-    return f"{'+' if value >= 0 else '-'}{units.human('_s', abs(value))}"
-
-
 def _against(found: Mapping[str, Any]) -> str:
     rows = [
         (
-            part["name"], seconds(part["other"]["total_s"]), seconds(part["this"]["total_s"]), _signed(part["difference_s"]),
-            _signed(part["by_calls_s"]), _signed(part["by_speed_s"]),
+            part["name"], seconds(part["other"]["total_s"]), seconds(part["this"]["total_s"]), signed_s(part["difference_s"]),
+            signed_s(part["by_calls_s"]), signed_s(part["by_speed_s"]),
         )
         for part in found["families"]
     ]  # fmt: skip
-    rows += [("idle", "", "", _signed(found["idle_s"]), "", ""), ("at the same time", "", "", _signed(found["at_once_s"]), "", "")]
-    rows.append(("span", seconds(found["other_span_s"]), seconds(found["this_span_s"]), _signed(found["span_s"]), "", ""))
+    rows += [("idle", "", "", signed_s(found["idle_s"]), "", ""), ("at the same time", "", "", signed_s(found["at_once_s"]), "", "")]
+    rows.append(("span", seconds(found["other_span_s"]), seconds(found["this_span_s"]), signed_s(found["span_s"]), "", ""))
     columns = ("family", "other", "this", "difference", "by calls", "by speed")
     work = [
         (
-            part["name"], f"{part['other']['calls']:,}", f"{part['this']['calls']:,}", _signed(part["difference_s"]),
+            part["name"], f"{part['other']['calls']:,}", f"{part['this']['calls']:,}", signed_s(part["difference_s"]),
             _ratio(part["ratio"]), _ratio(part["predicted_ratio"]),
         )
         for part in found["work"][:MOST_ROWS]
@@ -267,9 +264,3 @@ def _errors(found: Mapping[str, Any]) -> Grid:
     ]
     columns = ("family", "time", "mean error", "bias")
     return Grid(columns=columns, rows=rows, right=frozenset(columns[1:]))
-
-
-def _made_by(report: Report) -> str:
-    inputs, made = pages.facts("Inputs", report.payload["inputs"]), pages.facts("Versions", report.payload["versions"])
-    again = f"<details><summary>Make it again</summary><pre>{escape(report.command)}</pre><pre>{escape(report.python)}</pre></details>"
-    return f"<div class='pair'>{inputs}{made}</div>{again}"

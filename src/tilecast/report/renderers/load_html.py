@@ -31,7 +31,7 @@ def page(report: Report, explained: Grid | None = None, why: Mapping[str, Any] |
         "<h2>Every kernel</h2>",
         f"<details><summary>Launches, times per request, bounds, basis</summary>{pages.table(static.kernel_grid(found))}</details>",
         "<h2>What it rests on</h2>",
-        static.made_by(report),
+        pages.made_by(report),
     ]
     return pages.document(report.answer, "\n".join(body), found | ({"why": dict(why)} if why is not None else {}))
 

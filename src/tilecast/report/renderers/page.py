@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast import palette
-from tilecast.report.record import Grid
+from tilecast.report.record import Grid, Report
 
 LIGHT = (palette.BLUE, palette.ORANGE, palette.GREEN, palette.VERMILION, palette.PURPLE, palette.SKY, "#8A7A00", palette.GREY)
 DARK = (palette.SKY, palette.ORANGE, "#2FC79D", "#FF7F3F", "#E39BC4", "#4C9BE0", palette.YELLOW, "#9CA3AF")
@@ -76,6 +76,13 @@ def card(title: str, content: str, remark: str = "") -> str:
 def facts(title: str, entries: Mapping[str, Any]) -> str:
     rows = "".join(f"<tr><th>{escape(str(name))}</th><td class='wide'>{escape(_plain(value))}</td></tr>" for name, value in entries.items())
     return f"<section class='card'><h3>{escape(title)}</h3><div class='scroll'><table>{rows}</table></div></section>"
+
+
+def made_by(report: Report) -> str:
+    """What was asked of which versions, and how to ask again."""
+    inputs, made = facts("Inputs", report.payload["inputs"]), facts("Versions", report.payload["versions"])
+    again = f"<details><summary>Make it again</summary><pre>{escape(report.command)}</pre><pre>{escape(report.python)}</pre></details>"
+    return f"<div class='pair'>{inputs}{made}</div>{again}"
 
 
 def _plain(value: Any) -> str:

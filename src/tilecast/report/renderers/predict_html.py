@@ -38,7 +38,7 @@ def page(report: Report, why: Mapping[str, Any] | None = None) -> str:
         "<h2>Every kernel</h2>",
         f"<details><summary>Launches, times, bounds, basis</summary>{pages.table(kernel_grid(found))}</details>",
     ]
-    body += ["<h2>What it rests on</h2>", made_by(report)]
+    body += ["<h2>What it rests on</h2>", pages.made_by(report)]
     return pages.document(report.answer, "\n".join(body), found | ({"why": dict(why)} if why is not None else {}))
 
 
@@ -256,12 +256,6 @@ def kernel_grid(found: Mapping[str, Any]) -> Grid:
         )  # fmt: skip
     columns = ("phase", "part", "launches", "time", "share", "bound by", "bound", "efficiency", "basis", "kernel")
     return Grid(columns=columns, rows=rows, right=frozenset({"launches", "time", "share", "bound", "efficiency"}))
-
-
-def made_by(report: Report) -> str:
-    inputs, made = pages.facts("Inputs", report.payload["inputs"]), pages.facts("Versions", report.payload["versions"])
-    again = f"<details><summary>Make it again</summary><pre>{escape(report.command)}</pre><pre>{escape(report.python)}</pre></details>"
-    return f"<div class='pair'>{inputs}{made}</div>{again}"
 
 
 def _flop_per_s(value: float) -> str:

@@ -32,7 +32,7 @@ def flattened(record: Mapping[str, Any], prefix: str = "") -> list[tuple[str, An
         elif isinstance(value, list | tuple):
             flat.append((prefix + name, _listed(value)))
         else:
-            flat.append((prefix + name, _cell(value)))
+            flat.append((prefix + name, cell(value)))
     return flat
 
 
@@ -40,11 +40,13 @@ def _listed(values: Sequence[Any]) -> str:
     """Words and numbers one after the other; what has parts of its own as JSON."""
     if any(isinstance(value, Mapping | list | tuple) for value in values):
         return json.dumps(values, ensure_ascii=False, default=_plain)
-    return "; ".join(str(_cell(value)) for value in values)
+    return "; ".join(str(cell(value)) for value in values)
 
 
-def _cell(value: Any) -> Any:
-    """As `tilecast kernels` reads and writes cells: empty, true, false."""
+def cell(value: Any) -> Any:
+    """As `tilecast kernels` reads and writes cells: empty, true, false, lists as JSON."""
+    if isinstance(value, list | dict):
+        return json.dumps(value, default=str)
     return "" if value is None else str(value).lower() if isinstance(value, bool) else value
 
 
