@@ -125,7 +125,7 @@ WORKED: list[tuple[str, str, str, int, dict[str, Any]]] = [
     # 52.32, H800, flashinfer decode 128 x 449, one traced call, flag below_roofline
     ("frontier", ATTENTION, "attention_decode", 56055, {
         "gpu": "h800-sxm", "identity": None, "batch": 128, "q_len": 1, "kv_len": 449, "num_repeats": 1, "spread_s": None, "cache": "warm",
-        "latency_s": 52.32e-6, "set_aside": "faster than DRAM and L2 allow (source's own check)",
+        "latency_s": 52.32e-6, "set_aside": "known bad: reads half of a 16-bit cache",
     }),
     # 30, H100_label_suspect, KV-cache write of 64 tokens, 16 heads of 128
     ("frontier", ATTENTION, "kv_cache_write", 40584, {
