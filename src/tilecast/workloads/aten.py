@@ -112,7 +112,10 @@ def launches(node: Node, matrix_dtype: str | None = None) -> tuple[Launch, ...]:
 
 
 def matrix_flop(node: Node) -> float:
-    """FLOP of the matrix products in a node, as torch.utils.flop_counter counts them: a causal mask spares nothing."""
+    """FLOP of the matrix products in a node, as torch.utils.flop_counter counts them: a causal mask spares nothing.
+
+    But for one: scores that fused attention works out again in its backward pass are recomputation, and left out.
+    """
     total = 0.0
     for launch in launches(node):
         kernel = launch.kernel
@@ -121,8 +124,10 @@ def matrix_flop(node: Node) -> float:
         elif isinstance(kernel, Conv2d) or node.op == "aten.convolution":  # every channel by itself is no product, and counts
             total += 2.0 * node.outputs[0].numel * math.prod(node.inputs[1].shape[1:])
         elif isinstance(kernel, AttentionPrefill | AttentionBackward | FlashAttention1):
-            products = 10.0 if isinstance(kernel, AttentionBackward) or getattr(kernel, "backward", False) else 4.0
-            total += products * kernel.batch * kernel.num_heads * kernel.q_len * kernel.kv_len * kernel.head_dim
+            backward = isinstance(kernel, AttentionBackward) or getattr(kernel, "backward", False)
+            values = (node.inputs if backward else node.outputs)[0].shape[-1]
+            times = 4.0 if backward else 2.0  # each of the two products has two gradients
+            total += times * kernel.batch * kernel.num_heads * kernel.q_len * kernel.kv_len * (kernel.head_dim + values)
     return total
 
 
