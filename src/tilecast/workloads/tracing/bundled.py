@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from tilecast.errors import InvalidInput
+from tilecast.workloads.architectures.base import nearest_family, text_notes
 from tilecast.workloads.opgraph import OpGraph, renamed
 from tilecast.workloads.tracing.losses import FusedTokenLoss, TokenLoss
 from tilecast.workloads.tracing.modules.base import Asked, families
@@ -22,8 +23,11 @@ def traced_model(
         raise InvalidInput(f"{id}: architectures is missing; it names the model family, e.g. {sorted(families())[0]}")
     family = next((families()[name] for name in given if name in families()), None)
     if family is None:
-        known = ", ".join(sorted(families()))
-        raise InvalidInput(f"{id}: no module for {given[0]!r}; known: {known}; any nn.Module can be traced with tilecast.trace")
+        known, nearest = ", ".join(sorted(families())), nearest_family(str(given[0]), config)
+        raise InvalidInput(
+            f"{id}: no module for {given[0]!r}; the nearest family is {nearest}; known: {known}; "
+            "any nn.Module can be traced with tilecast.trace"
+        )
     asked = Asked(mode=mode, attention=attention, batch=batch, seq=seq)
     try:
         with torch.device("meta"):
@@ -40,4 +44,5 @@ def traced_model(
         autocast="bf16" if dtype == "amp" else None,
         name=id,
     )
-    return renamed(graph, batch=batch, seq=seq)
+    stored = ("weights have the format that is asked for, not that of the checkpoint",) if config.get("quantization_config") else ()
+    return renamed(graph, batch=batch, seq=seq, notes=(*graph.notes, *text_notes(config), *stored))
