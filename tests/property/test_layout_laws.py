@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast import hardware
-from tilecast.engines.distributed import Pass, Talk, Work, backward_pass, forward_pass, interleaved, scheduled, whole_step
+from tilecast.engines.distributed import Pass, Talk, Work, backward_pass, exposed, forward_pass, interleaved, scheduled, whole_step
 from tilecast.engines.step import predict_layouts, predict_step
 from tilecast.workloads.aten import matrix_flop
 from tilecast.workloads.layout import Layers, Layout, Members, expert_parallel, layers, members, tensor_parallel, undivided
@@ -48,8 +48,54 @@ def test_no_layout_beats_its_share_of_the_work(how):
     assert 0.0 < spread.mfu < 1.0
     assert spread.step_s.low <= spread.step_s.median <= spread.step_s.high
     assert sum(part.share_fraction for part in spread.breakdown) == pytest.approx(1.0, abs=1e-6)
-    phases = (spread.forward_s, spread.backward_s, spread.optimizer_s, spread.communication_s)
+    phases = (spread.forward_s, spread.backward_s, spread.optimizer_s)
     assert spread.step_s.median == pytest.approx(sum(phase.median for phase in phases))
+
+
+STAGES = {"pp": 4, "micro_batches": 8}
+LAYOUTS = [
+    {}, {"dp": 8}, {"fsdp": 8}, {"dp": 2, "fsdp": 4}, {"dp": 8, "zero": 1}, {"dp": 8, "zero": 2}, {"tp": 8},
+    {"tp": 4, "sequence_parallel": True}, STAGES, STAGES | {"schedule": "gpipe"}, STAGES | {"schedule": "interleaved", "virtual_stages": 2},
+    {"fsdp": 4, "pp": 2, "micro_batches": 4}, {"dp": 4, "tp": 2, "pp": 2, "zero": 1, "micro_batches": 4, "sequence_parallel": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", None])
+@pytest.mark.parametrize("how", LAYOUTS)
+def test_a_step_is_its_phases_and_communication_is_part_of_them(how, optimizer):
+    found = predict_step(MODEL, GPU, **ASKED | {"batch": 32}, optimizer=optimizer, **how)
+    for side in ("median", "low", "high"):
+        phases = [getattr(getattr(found, name), side) for name in ("forward_s", "backward_s", "optimizer_s")]
+        assert sum(phases) == pytest.approx(getattr(found.step_s, side), rel=1e-12)
+        assert getattr(found.communication_s, side) <= sum(phases)
+    assert sum(found.exposed_s.values()) == pytest.approx(found.communication_s.median, rel=1e-12)
+    for phase, open_s in found.exposed_s.items():
+        assert 0.0 <= open_s <= getattr(found, f"{phase}_s").median
+    assert optimizer or found.optimizer_s.median == 0.0
+    # What a phase does not wait for, it computes: the lines of the breakdown, which has communication apart.
+    spent = {name: sum(part.time.median for part in found.breakdown if part.phase == name) for name in ("optimizer", "communication")}
+    assert spent["communication"] == pytest.approx(found.communication_s.median)
+    assert spent["optimizer"] == pytest.approx(found.optimizer_s.median - found.exposed_s["optimizer"])
+
+
+def test_every_phase_waits_for_its_own_messages():
+    asked = ASKED | {"batch": 32}
+    waits = {name: predict_step(MODEL, GPU, **asked, **how).exposed_s for name, how in
+             {"dp": {"dp": 8}, "zero": {"dp": 8, "zero": 1}, "fsdp": {"fsdp": 8}, "tp": {"tp": 8}}.items()}  # fmt: skip
+    assert [waits["dp"][phase] > 0 for phase in ("forward", "backward", "optimizer")] == [False, True, False]
+    assert [waits["zero"][phase] > 0 for phase in ("forward", "backward", "optimizer")] == [False, True, True]
+    assert [waits["fsdp"][phase] > 0 for phase in ("forward", "backward", "optimizer")] == [True, True, False]
+    # Sums behind a weight's gradient hide in the backward pass alone.
+    assert waits["tp"]["forward"] > waits["tp"]["backward"] > 0.0
+    passed = predict_step("GPT3-XL", GPU, mode="inference", batch=8, seq=512, tp=8)
+    assert passed.exposed_s["forward"] == passed.communication_s.median > 0.0 == passed.backward_s.median
+
+
+def test_no_phase_gets_shorter_where_another_stage_is_last():
+    # With messages the last stage has less forward work ahead than without: the phase that grows takes all of it.
+    assert exposed(Pass(5.0, 5.0), Pass(4.0, 7.0), 0.5) == (0.0, 1.0, 0.5)
+    assert exposed(Pass(5.0, 5.0), Pass(7.0, 4.0), 0.0) == (1.0, 0.0, 0.0)
+    assert exposed(Pass(5.0, 5.0), Pass(5.5, 6.0), 0.0) == (0.5, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("how", [{"dp": 16}, {"fsdp": 16}, {"tp": 8, "dp": 2}, {"pp": 16, "micro_batches": 16}])

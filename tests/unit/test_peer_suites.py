@@ -10,11 +10,23 @@ from benchmarks.accuracy.result import Result, Suite
 from benchmarks.accuracy.suites import ceiling, e2e_inference, e2e_training, moe_tuning, serving, training_published
 from tilecast.datasets import store
 from tilecast.datasets.sources.folder import data_folder
+from tilecast.engines.step import predict_step
 from tilecast.errors import MissingData
 
 MODULES = (ceiling, e2e_inference, e2e_training, moe_tuning, serving, training_published)
 QUICK = ("serving", "moe-tuning", "ceiling")  # our own answers there take minutes; the peers' are all in a quick run
 SUITES: dict[str, Suite] = {module.SUITE.name: module.SUITE for module in MODULES}
+
+
+@pytest.mark.parametrize("option", ["", "dp4", "tp4", "pp4_1"])
+def test_a_total_is_forward_and_backward_which_contain_the_messages(option):
+    case = {"gpu": "a100-sxm-40gb", "model": "GPT2-Large", "mode": "training", "seq_len": 512, "batch": 4, "option": option}
+    label = {"slice": "distributed", "measured": 1.0, "num_gpus": 4, "set_aside": None}
+    rows = e2e_training.ours(pl.DataFrame([{**case, "part": part, **label} for part in ("forward", "backward", "total")]))
+    forward, backward, total = rows["predicted"].to_list()
+    sizes = {"mode": "training", "batch": 4, "seq": 512, "attention": "eager", "optimizer": None}
+    found = predict_step("GPT2-Large", "a100-sxm-40gb", **sizes, **e2e_training.layout(option))
+    assert total == pytest.approx(forward + backward) == pytest.approx(found.step_s.median - found.loss_s.median)
 
 
 @cache

@@ -92,7 +92,7 @@ def ours(measured: pl.DataFrame, name: str = "tilecast", **how: Any) -> pl.DataF
         parts = {
             "forward": forward,
             "backward": backward,
-            "total": {side: forward[side] + backward[side] + getattr(found.communication_s, side) for side in forward},
+            "total": {side: forward[side] + backward[side] for side in forward},
         }
         predicted += [
             {**case, "part": part, "predicted": time["median"], "low": time["low"], "high": time["high"]} for part, time in parts.items()

@@ -58,8 +58,8 @@ def command(
 ) -> None:  # fmt: skip
     """Predict one forward pass, or forward, backward and optimizer, on one GPU or many: dp x fsdp x tp x pp of them.
 
-    MODEL is a bundled id (BERT-Large, GPT2-Large, GPT3-XL, GPT3-2.7B, OPT-1.3B, Switch-XL-4, mosaicml/mpt-7b ...), a config.json or its
-    folder (extra torch), or NAME.graph.json, what `tilecast.trace(...).save` wrote.
+    MODEL is a bundled id (BERT-Large, GPT2-Large, GPT3-XL, GPT3-2.7B, OPT-1.3B, Switch-XL-4, mosaicml/mpt-7b ...), one that predict knows,
+    a config.json or its folder (extra torch), or NAME.graph.json, what `tilecast.trace(...).save` wrote.
     """
     given |= _shards(fsdp, given["dp"])
     if given.pop("recompute_attention"):
@@ -151,7 +151,7 @@ def _headline(found: StepPrediction) -> Grid:
         ("forward", str(found.forward_s), "with the loss" if training else "the whole pass"),
         *([("backward", str(found.backward_s), "from the joint graph of autograd")] if training else []),
         *([("optimizer", str(found.optimizer_s), str(found.inputs["optimizer"]))] if found.optimizer_s.median else []),
-        *([("communication", str(found.communication_s), "that nothing hides")] if found.num_gpus > 1 else []),
+        *([("communication", str(found.communication_s), f"that nothing hides, part of {_named(found)}")] if found.num_gpus > 1 else []),
         ("step", str(found.step_s), f"of which the GPU waits {units.human('_s', found.host_wait_s)} for the host"),
         *_rate(found),
         ("MFU", f"{100 * found.mfu:.1f} %", "model FLOP, without recomputation, over the dense peak"),
@@ -165,6 +165,12 @@ def _headline(found: StepPrediction) -> Grid:
         ),
     ]
     return Grid(columns=("what", "value", "meaning"), rows=rows, right=frozenset({"value"}), spare=("meaning",))
+
+
+def _named(found: StepPrediction) -> str:
+    """The phases that wait for messages, and how long."""
+    open_s = {phase: seconds for phase, seconds in found.exposed_s.items() if seconds > 0}
+    return ", ".join(f"{phase} ({units.human('_s', seconds)})" for phase, seconds in open_s.items()) or "the above"
 
 
 def _rate(found: StepPrediction) -> list[tuple[str, str, str]]:

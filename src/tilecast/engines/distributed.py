@@ -3,7 +3,7 @@
 The time line is made of blocks: what comes before the layers, the layers, what comes after them. Each GPU has a stream for kernels and one
 for collectives. Sharded weights (fsdp) are gathered a block ahead and gradients scattered behind the backward pass; replicas (dp) add
 gradients in buckets during the last backward pass; tensor-parallel sums wait; pipeline stages follow one another and leave bubbles.
-`communication_s` is what the step takes longer than the same time line with messages that cost nothing.
+`communication_s` is what the step takes longer than the same time line with messages that cost nothing; each phase contains its part of it.
 """
 
 import math
@@ -119,16 +119,23 @@ class Talk:
     after: float = 0.0  # weights gathered behind a sharded optimizer
 
 
+class Exposed(NamedTuple):
+    """Seconds of messages that nothing hides, by the phase that waits for them; `after` is behind the optimizer."""
+
+    forward: float
+    backward: float
+    after: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
     """A step on many GPUs, without its optimizer."""
 
     compute_s: float  # forward and backward of all micro-batches, with bubbles, messages free
-    exposed_s: float
+    exposed_s: Exposed
     busy_s: float  # kernels of one GPU, on average
     collectives: tuple[Collective, ...]
     message_s: Interval  # all messages, hidden or not
-    after_s: float  # of these, behind the optimizer
     spans: tuple[Span, ...]
 
 
@@ -345,13 +352,18 @@ def backward_pass(
 
 
 def whole_step(work: Work, talk: Talk, layout: Layout, parts: Layers) -> float:
-    """Forward and backward of all micro-batches over all stages.
+    """Forward and backward of all micro-batches over all stages."""
+    return sum(both_passes(work, talk, layout, parts))
+
+
+def both_passes(work: Work, talk: Talk, layout: Layout, parts: Layers) -> Pass:
+    """Forward and backward of all micro-batches, along the stage that is done last.
 
     A stage is done when the first micro-batch has reached it, it has run all of them, and the last gradient has gone back to the first
     stage; interleaved, the way there and back is as many times shorter as a GPU has groups of layers, and there are as many more sends.
     """
     micro, stages, chunks, ways = layout.micro_batches, layout.pp, layout.virtual_stages, _ways(parts, layout.pp, work.trains)
-    ahead, total, way_back, ends = 0.0, 0.0, 0.0, []
+    ahead, ahead_forward, total, total_forward, way_back, ends = 0.0, 0.0, 0.0, 0.0, 0.0, []
     for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(stages), parts.reached_per_stage(stages), strict=True)):
         first, last = stage == 0, stage == stages - 1
         forward = forward_pass(work, talk, num_layers, first=first, last=last)
@@ -360,28 +372,36 @@ def whole_step(work: Work, talk: Talk, layout: Layout, parts: Layers) -> float:
             for reduces in (False, True)
         )
         longer = summed - backward
-        sends = ways * talk.send * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
-        total = max(total, ahead / chunks + ways * stage * talk.send + micro * (forward + backward) + sends)
+        sends = talk.send * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
+        done = ahead / chunks + ways * stage * talk.send + micro * (forward + backward) + ways * sends
+        if done > total:
+            total, total_forward = done, ahead_forward / chunks + stage * talk.send + micro * forward + sends
         ends.append((way_back + stage * talk.send, longer))
-        ahead += forward + backward
+        ahead, ahead_forward = ahead + forward + backward, ahead_forward + forward
         way_back += backward / chunks
-    return max(total, *(total - before + longer for before, longer in ends))
+    whole = max(total, *(total - before + longer for before, longer in ends))
+    return Pass(total_forward, whole - total_forward) if work.trains else Pass(whole, 0.0)
+
+
+def exposed(silent: Pass, spoken: Pass, after: float) -> Exposed:
+    """What messages add to each phase. The last stage to be done may be another one with messages than without: no phase gets less."""
+    every = max(0.0, sum(spoken) - sum(silent))
+    forward = min(every, max(0.0, spoken.forward - silent.forward)) if spoken.backward else every
+    return Exposed(forward, every - forward, after)
 
 
 def spread(found: Priced, divided: Divided, layout: Layout, box: Box, size: Sizes, *, draw: bool = False) -> Spread:
     parts = layers(divided.graph)
     work = work_of(found, parts)
     talk, said, message_s = talk_of(divided, parts, size, layout, box, work)
-    silent = whole_step(work, Talk(), layout, parts)
-    spoken = whole_step(work, talk, layout, parts) + talk.after
+    silent, spoken = both_passes(work, Talk(), layout, parts), both_passes(work, talk, layout, parts)
     every = sum(work.front) + sum(work.back) + work.number * work.layer.forward + parts.reached * work.layer.backward
     return Spread(
-        compute_s=silent,
-        exposed_s=max(0.0, spoken - silent),
+        compute_s=sum(silent),
+        exposed_s=exposed(silent, spoken, talk.after),
         busy_s=layout.micro_batches * every / layout.pp,
         collectives=tuple(said),
         message_s=message_s,
-        after_s=talk.after,
         spans=drawn(work, talk, layout, parts) if draw else (),
     )
 
@@ -401,7 +421,7 @@ def parts_of(found: Priced, done: Spread, optimizer: tuple[StepPart, ...], layou
         lines.append(idle("backward", BUBBLE, bubble, total_s))
     all_s = sum(each.total_s for each in done.collectives)
     for each in done.collectives:
-        open_s = done.exposed_s * each.total_s / all_s if all_s else 0.0
+        open_s = sum(done.exposed_s) * each.total_s / all_s if all_s else 0.0
         line = replace(idle("communication", each.name, open_s, total_s), family=each.family, launches=each.number, bound_by="link")
         lines.append(line)
     return in_order(lines)

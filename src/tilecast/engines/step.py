@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tilecast import hardware
-from tilecast.engines.distributed import MOST_SPANS, Box, Spread, parts_of, scaled, split, spread
+from tilecast.engines.distributed import MOST_SPANS, Box, Exposed, Spread, parts_of, scaled, split, spread
 from tilecast.engines.eager import host_cost
 from tilecast.engines.layout_bytes import memory_of, sizes_of
 from tilecast.engines.predict import NOTHING
@@ -420,9 +420,11 @@ def _together(
     done = spread(found, divided, layout, box, size, draw=draw)
     steps = _optimizer_parts(asked, graph, keeps, kind, most, "fp32" if wide_weights else None)
     optimizer_s = sum((time.median_s[0] for time in steps.times), 0.0) if steps else 0.0
-    total_s = done.compute_s + done.exposed_s + optimizer_s
+    total_s = done.compute_s + sum(done.exposed_s) + optimizer_s
     shares = {name: found.phase(name) for name in ("forward", "loss", "backward")}
     phases = split(done.compute_s, shares)
+    waits = _waits(done.exposed_s, updates=steps is not None)
+    told = {name: scaled(done.message_s, seconds) for name, seconds in waits.items()}
     flop = _model_flop(divided.whole) * layout.micro_batches * layout.replicas
     peak = asked.gpu.matrix_rate(_peak_dtype(asked.dtype, asked.gpu)) * layout.num_gpus
     update = interval(list(steps.times), 0.0) if steps else NOTHING
@@ -430,11 +432,12 @@ def _together(
     return StepPrediction(
         graph=graph,
         gpu=asked.gpu,
-        forward_s=phases["forward"] + phases["loss"],
+        forward_s=phases["forward"] + phases["loss"] + told["forward"],
         loss_s=phases["loss"],
-        backward_s=phases["backward"],
-        optimizer_s=update,
-        communication_s=scaled(done.message_s, done.exposed_s),
+        backward_s=phases["backward"] + told["backward"],
+        optimizer_s=update + told["optimizer"],
+        communication_s=told["forward"] + told["backward"] + told["optimizer"],
+        exposed_s=waits,
         host_wait_s=sum(found.waits.values()) * layout.micro_batches / layout.pp,
         mfu=flop / (total_s * peak),
         memory=memory_of(divided, layout, size, _passing_bytes(graph, keeps, wide_weights), CONTEXT_BYTES, asked.gpu.dram_bytes),
@@ -448,6 +451,13 @@ def _together(
     )
 
 
+def _waits(open_s: Exposed, *, updates: bool) -> dict[str, float]:
+    """Exposed messages by phase; without an optimizer the gather that would follow it ends the backward pass."""
+    behind = ("optimizer" if updates else "backward", open_s.after)
+    return {name: seconds + (behind[1] if name == behind[0] else 0.0) for name, seconds in
+            (("forward", open_s.forward), ("backward", open_s.backward), ("optimizer", 0.0))}  # fmt: skip
+
+
 def _with_optimizer(done: Spread, optimizer_s: float, name: str) -> tuple[Span, ...]:
     """The time line of a step to its end: all stages have their gradients, update their weights, and gather those of the others."""
     end_s = max((span.end_s for span in done.spans), default=0.0)
@@ -455,7 +465,11 @@ def _with_optimizer(done: Spread, optimizer_s: float, name: str) -> tuple[Span, 
     more = []
     for stage in sorted({span.stage for span in done.spans}):
         more += [Span(stage, "stream", f"{name} (optimizer)", end_s, updated_s)] if optimizer_s else []
-        more += [Span(stage, "collectives", "gather updated weights", updated_s, updated_s + done.after_s)] if done.after_s else []
+        more += (
+            [Span(stage, "collectives", "gather updated weights", updated_s, updated_s + done.exposed_s.after)]
+            if done.exposed_s.after
+            else []
+        )
     return (*done.spans, *more)
 
 

@@ -21,6 +21,7 @@ from tilecast.workloads.opgraph import ITEM_BYTES, Node, OpGraph
 
 ENGINE = "pytorch"  # whose measurements are asked
 PHASES = ("forward", "loss", "backward", "optimizer", "communication")
+UPDATED = ("forward", "backward", "optimizer")  # the phases that make a step: the loss is part of forward
 HOST = "host"
 BUBBLE = "pipeline bubble"
 WIDE_BYTES = 4  # of fp32
@@ -145,11 +146,11 @@ class Span:
 class StepPrediction:
     graph: OpGraph
     gpu: GpuSpec
-    forward_s: Interval  # the loss included
+    forward_s: Interval  # the loss included, and the messages that it waits for; so of the others
     loss_s: Interval  # of that
     backward_s: Interval
     optimizer_s: Interval
-    communication_s: Interval
+    communication_s: Interval  # of the three above
     host_wait_s: float  # the GPU waits for launches
     mfu: float
     memory: StepMemory
@@ -159,11 +160,12 @@ class StepPrediction:
     notes: tuple[str, ...] = ()
     num_gpus: int = 1
     collectives: tuple[Collective, ...] = ()
+    exposed_s: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(UPDATED, 0.0))  # communication by phase
     spans: tuple[Span, ...] = ()  # the time line, for a trace
 
     @property
     def step_s(self) -> Interval:
-        return self.forward_s + self.backward_s + self.optimizer_s + self.communication_s
+        return self.forward_s + self.backward_s + self.optimizer_s
 
     @property
     def fits(self) -> bool:
@@ -189,7 +191,7 @@ class StepPrediction:
         times = {name: getattr(self, name).to_dict() for name in ("forward_s", "backward_s", "optimizer_s", "communication_s", "step_s")}
         return {
             "schema": "tilecast.step/1", **times, "loss_s": self.loss_s.to_dict(), "host_wait_s": self.host_wait_s, "mfu": self.mfu,
-            "num_gpus": self.num_gpus, "collectives": [each.to_dict() for each in self.collectives],
+            "exposed_s": dict(self.exposed_s), "num_gpus": self.num_gpus, "collectives": [each.to_dict() for each in self.collectives],
             "memory": self.memory.to_dict(), "fits": self.fits, "basis": self.basis, "basis_shares": self.basis_shares,
             "unmodelled": self.unmodelled, "breakdown": [part.to_dict() for part in self.breakdown], "notes": list(self.notes),
             "inputs": dict(self.inputs),

@@ -75,6 +75,7 @@ REDUCTIONS = (
 ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")  # no kernel runs
 SORT_PASSES = 4  # kernels of a radix sort
 TRITON_1 = ("library", "triton_1")  # the option of an attention operator that FlashAttention 1 in Triton runs
+LATENT = "tilecast.scaled_dot_product_latent"  # our own operator, always causal
 EMBEDDING_SORTED = 3072  # tokens from which the gradient of an embedding is made by sorting
 
 
@@ -112,7 +113,10 @@ def launches(node: Node, matrix_dtype: str | None = None) -> tuple[Launch, ...]:
 
 
 def matrix_flop(node: Node) -> float:
-    """FLOP of the matrix products in a node, as torch.utils.flop_counter counts them: a causal mask spares nothing."""
+    """FLOP of the matrix products in a node, as torch.utils.flop_counter counts them: a causal mask spares nothing.
+
+    But for one: scores that fused attention works out again in its backward pass are recomputation, and left out.
+    """
     total = 0.0
     for launch in launches(node):
         kernel = launch.kernel
@@ -121,8 +125,10 @@ def matrix_flop(node: Node) -> float:
         elif isinstance(kernel, Conv2d) or node.op == "aten.convolution":  # every channel by itself is no product, and counts
             total += 2.0 * node.outputs[0].numel * math.prod(node.inputs[1].shape[1:])
         elif isinstance(kernel, AttentionPrefill | AttentionBackward | FlashAttention1):
-            products = 10.0 if isinstance(kernel, AttentionBackward) or getattr(kernel, "backward", False) else 4.0
-            total += products * kernel.batch * kernel.num_heads * kernel.q_len * kernel.kv_len * kernel.head_dim
+            backward = isinstance(kernel, AttentionBackward) or getattr(kernel, "backward", False)
+            values = (node.inputs if backward else node.outputs)[0].shape[-1]  # as wide as keys, but in latent attention
+            times = 4.0 if backward else 2.0  # each of the two products has two gradients
+            total += times * kernel.batch * kernel.num_heads * kernel.q_len * kernel.kv_len * (kernel.head_dim + values)
     return total
 
 
@@ -291,7 +297,7 @@ def _attention_sizes(query: TensorShape, key: TensorShape, node: Node) -> dict[s
     batch, heads, tokens, width = query.shape
     return {
         "batch": batch, "q_len": tokens, "kv_len": key.shape[2], "num_heads": heads, "num_kv_heads": key.shape[1], "head_dim": width,
-        "causal": bool(dict(node.options).get("is_causal", False)), "dtype": query.dtype,
+        "causal": bool(dict(node.options).get("is_causal", LATENT in node.op)), "dtype": query.dtype,
     }  # fmt: skip
 
 
@@ -360,10 +366,10 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("native_batch_norm_backward", "native_group_norm_backward", "batch_norm_backward"), _batch_norm_backward),
     "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
-                     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"), _attention),
+                     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", LATENT), _attention),
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward",
-                     "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward"),
-                    _attention_backward),
+                     "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
+                     f"{LATENT}_backward"), _attention_backward),
     **dict.fromkeys(("tilecast.fused_cross_entropy", "tilecast.fused_cross_entropy_backward"), _fused_loss),
     "tilecast.logged_cross_entropy": _logged_loss,
     "nll_loss_forward": _nll_loss, "nll_loss_backward": _nll_loss_backward,

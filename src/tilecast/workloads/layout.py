@@ -8,7 +8,7 @@ whole, or with sequence parallelism divided by tokens. Expert parallelism leaves
 import math
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tilecast.errors import InvalidInput
@@ -110,6 +110,7 @@ class Anatomy:
     weights: frozenset[tuple[int, ...]]
     batch: int
     tokens: int  # of one text
+    experts: "Grouped"
 
 
 def anatomy(graph: OpGraph) -> Anatomy:
@@ -126,8 +127,17 @@ def anatomy(graph: OpGraph) -> Anatomy:
     weights = frozenset(shape for shape in matrices if shape in multiplied or shape[::-1] in multiplied)
     widths = {other for shape in weights for one, other in (shape, shape[::-1]) if one == hidden and other != hidden}
     wide = frozenset(width for width in widths if width * SMALLEST_WIDTH >= hidden)
+    inner = next((shape for shape in sorted(weights) if hidden not in shape and SMALLEST_WIDTH * min(shape) >= hidden), None)
+    if inner is not None:
+        size = f"{inner[0]} x {inner[1]}"
+        raise InvalidInput(
+            f"tp is not known for {graph.name}: a layer of {size} neither reads nor writes the {hidden} of its residual stream"
+        )
+    experts = grouped(graph)
+    if hidden in experts.widths:
+        raise InvalidInput(f"tp cannot tell the experts of {graph.name} from its residual stream: both are {hidden} wide")
     return Anatomy(
-        hidden=hidden, heads=frozenset(heads), widths=wide, weights=weights, batch=batch, tokens=tokens,
+        hidden=hidden, heads=frozenset(heads), widths=wide, weights=weights, batch=batch, tokens=tokens, experts=experts,
     )  # fmt: skip
 
 
@@ -190,7 +200,7 @@ def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = Fa
     maps = _Maps(body, ways, sequence_parallel)
     segments, sums_of = [], []
     for segment in graph.segments:
-        attended, sums, nodes = False, 0, []
+        attended, sums, nodes = False, 0.0, []
         for node in segment.nodes:
             attended = attended or bool(_headed(node)) or "scaled_dot_product" in node.op or "softmax_backward" in node.op
             if node.op in PRODUCTS:
@@ -199,6 +209,8 @@ def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = Fa
                 sums += along == "k" and wide and (node.phase == "forward" or runs_again(node))
                 nodes.append(maps.product(node, along))
             else:
+                if node.phase == "forward" or runs_again(node):
+                    sums += body.experts.share_out(node)
                 nodes.append(maps.other(node))
         segments.append(Segment(segment.repeat, tuple(nodes)))
         sums_of.append(sums)
@@ -274,6 +286,8 @@ class _Maps:
 
     def _axis(self, shape: tuple[int, ...]) -> int | None:
         body, rank = self.body, len(shape)
+        if body.experts.holds(shape):
+            return next((axis for axis in (2, 1) if shape[axis] in body.experts.widths), None)
         if rank >= 4:
             return next((axis for axis in (1, 2) if shape[axis] in body.heads), None)
         if rank == 3 and any(shape[0] == body.batch * heads for heads in body.heads if heads > 1):
@@ -295,11 +309,100 @@ class _Maps:
 # ---- expert parallel ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """Experts side by side: batched products of [experts, tokens, hidden] with weights [experts, hidden, width] and back."""
+
+    weights: frozenset[tuple[int, ...]] = frozenset()
+    rooms: Mapping[int, frozenset[int]] = field(default_factory=dict)  # experts of a product -> tokens that each may have
+    widths: frozenset[int] = frozenset()
+    hidden: int = 0
+    visits: int = 0  # of all tokens to experts, in a layer
+    layers: int = 0
+
+    def holds(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor is weights of experts, or tokens at them."""
+        if len(shape) != 3 or shape[0] not in self.rooms:
+            return False
+        return set(shape[1:]) <= {1, *self.rooms[shape[0]], self.hidden, *self.widths} and shape[1:] != (1, 1)
+
+    def share_out(self, node: Node) -> float:
+        """What part of the tokens a product brings back to the residual stream."""
+        if node.op != "aten.bmm" or (node.inputs * 2)[-1].shape not in self.weights or node.outputs[0].shape[-1] != self.hidden:
+            return 0.0
+        return math.prod(node.outputs[0].shape[:2]) / self.visits
+
+    def passed_on(self, tensor: TensorShape, ways: int) -> TensorShape:
+        """The same on one of `ways` GPUs: fewer experts, with the tokens of all."""
+        if not self.holds(tensor.shape):
+            return tensor
+        number, *rest = tensor.shape
+        held = math.ceil(number / ways)
+        is_weight = {tuple(rest), tuple(rest[::-1])} & {shape[1:] for shape in self.weights}
+        sizes = rest if is_weight else [round(size * number / held) if size in self.rooms[number] else size for size in rest]
+        return TensorShape(tensor.dtype, (held, *sizes))
+
+
+def grouped(graph: OpGraph) -> Grouped:
+    """The experts of a graph, if it multiplies with weights of three dimensions."""
+    held = {tensor.shape for tensor, _ in graph.weights if len(tensor.shape) == 3}
+    nodes = [node for segment in graph.segments for node in segment.nodes if node.phase == "forward"]
+    products = [node for node in nodes if node.op == "aten.bmm" and (node.inputs * 2)[-1].shape in held]
+    if not products:
+        return Grouped()
+    hidden = max(node.inputs[0].shape for node in nodes if node.op == "aten.embedding")[-1]
+    matrices = {(node.inputs * 2)[-1].shape[1:] for node in products}
+    weights = frozenset(shape for shape in held if shape[1:] in matrices)  # those of idle experts too
+    rooms: dict[int, frozenset[int]] = {shape[0]: frozenset() for shape in weights}
+    for node in products:
+        number, room, _ = node.inputs[0].shape
+        rooms[number] |= {room}
+    times = {node: number for node, number in graph.counted().items() if node.phase == "forward"}
+    num_layers = max(1, sum(number for node, number in times.items() if node.op == "aten.topk"))
+    into = [node for node in dict.fromkeys(products) if node.inputs[0].shape[-1] == hidden]
+    visits = sum(math.prod(node.inputs[0].shape[:2]) * times[node] for node in into) // num_layers
+    widths = frozenset(size for one, other in matrices for size in (one, other) if size != hidden or one == other)
+    return Grouped(weights=weights, rooms=rooms, widths=widths, hidden=hidden, visits=max(1, visits), layers=num_layers)
+
+
+def _spread_experts(divided: Divided, experts: Grouped, ways: int) -> Divided:
+    graph = divided.graph
+
+    def passed(tensors: tuple[TensorShape, ...]) -> tuple[TensorShape, ...]:
+        return tuple(experts.passed_on(each, ways) for each in tensors)
+
+    def on_one(node: Node) -> Node:
+        return replace(node, inputs=passed(node.inputs), outputs=passed(node.outputs), frees=passed(node.frees))
+
+    back = [
+        (tensor.shape[0], times) for tensor, times in graph.weights if tensor.shape in experts.weights and tensor.shape[2] == experts.hidden
+    ]
+    number = sum(held * times for held, times in back) // experts.layers
+    if number % ways:
+        raise InvalidInput(f"ep = {ways} must divide the {number} experts of a layer of {graph.name}")
+    held, frozen = (
+        tuple((experts.passed_on(tensor, ways), times) for tensor, times in every) for every in (graph.parameters, graph.frozen)
+    )
+    item = next(tensor for node in graph.segments[0].nodes if node.op == "aten.embedding" for tensor in node.outputs)
+    return replace(
+        divided,
+        graph=renamed(
+            graph, parameters=held, frozen=frozen,
+            segments=tuple(Segment(segment.repeat, tuple(map(on_one, segment.nodes))) for segment in graph.segments),
+        ),
+        exchanges=experts.layers,
+        expert_numel=sum(tensor.numel * times for tensor, times in held if len(tensor.shape) == 3),
+        exchanged_bytes=experts.visits * experts.hidden * item.nbytes // max(1, item.numel),
+    )  # fmt: skip
+
+
 def expert_parallel(divided: Divided, ways: int) -> Divided:
     """Each of `ways` GPUs runs its share of the experts, every one of them on the tokens that all GPUs send it."""
     graph = divided.graph
     if ways == 1:
         return divided
+    if (experts := grouped(graph)).weights:
+        return _spread_experts(divided, experts, ways)
     room, number = _experts(graph)
     if number % ways:
         raise InvalidInput(f"ep = {ways} must divide the {number} experts of a layer of {graph.name}")

@@ -15,7 +15,7 @@ from typing import Any
 from tilecast.errors import InvalidInput, MissingExtra, UnknownName
 from tilecast.workloads.architectures.base import family_names, size
 from tilecast.workloads.aten import TRITON_1
-from tilecast.workloads.model import config_table
+from tilecast.workloads.model import config_table, model_ids
 from tilecast.workloads.opgraph import Node, OpGraph, Segment, graph_from, renamed
 from tilecast.workloads.recompute import recomputed
 
@@ -55,7 +55,7 @@ def resolved(model: str | Path | Mapping[str, Any]) -> tuple[str, Mapping[str, A
     try:
         return str(model), config_table(str(model))
     except UnknownName:
-        raise UnknownName.among("model", str(model), step_model_ids()) from None
+        raise UnknownName.among("model", str(model), (*step_model_ids(), *model_ids())) from None
 
 
 def model_graph(

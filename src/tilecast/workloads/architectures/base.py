@@ -34,6 +34,7 @@ TRAITS = {
     "layers that differ one by one": ("block_configs",),
     "an encoder beside the decoder": ("num_decoder_layers", "encoder_layers"),
 }  # fmt: skip
+OWN_TRAITS = ("experts", "latent attention")  # that some architecture here has
 NEAREST = {
     ("experts", "latent attention"): "deepseek", ("latent attention",): "deepseek", ("experts",): "qwen3_moe", (): "llama",
 }  # fmt: skip
@@ -77,16 +78,24 @@ def read_config(table: Mapping[str, Any], name: str) -> ModelConfig:
 
 def _unknown(name: str, table: Mapping[str, Any]) -> str:
     """Which parts of an unknown model its fields give away, which of them no architecture here has, and which family is nearest."""
-    fields = {**table, **_inner(table)}
-    found = [trait for trait, names in TRAITS.items() if any(fields.get(field) not in (None, 0, False, []) for field in names)]
-    has = [trait for trait in found if trait in ("experts", "latent attention")]
-    lacking = [trait for trait in found if trait not in has]
-    nearest = _nearest(name, has)
+    found = _traits(table)
+    lacking = [trait for trait in found if trait not in OWN_TRAITS]
+    nearest = nearest_family(name, table)
     kind = "an encoder" if nearest == "bert" else "a dense decoder"
     what = f"it has {' and '.join(found)}, " if found else f"it looks like {kind}, "
     why = f"of which {' and '.join(lacking)} cannot be modelled yet" if lacking else "but whether anything else differs is not known"
     more = f"{len(architectures())} architectures are, see docs/models.md"
     return f"architecture {name!r} is not known: {what}{why}; the nearest family is {nearest} ({more})"
+
+
+def _traits(table: Mapping[str, Any]) -> list[str]:
+    fields = {**table, **_inner(table)}
+    return [trait for trait, names in TRAITS.items() if any(fields.get(field) not in (None, 0, False, []) for field in names)]
+
+
+def nearest_family(name: str, table: Mapping[str, Any]) -> str:
+    """The file of this folder that is likest to an architecture nobody knows."""
+    return _nearest(name, [trait for trait in _traits(table) if trait in OWN_TRAITS])
 
 
 def _nearest(name: str, has: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from tilecast.errors import InvalidInput
-from tilecast.workloads.architectures.base import family_names
+from tilecast.workloads.architectures.base import family_names, nearest_family, text_notes
 from tilecast.workloads.opgraph import OpGraph, renamed
 from tilecast.workloads.tracing.losses import FusedTokenLoss, TokenLoss
 from tilecast.workloads.tracing.modules.base import Asked, Family, families
@@ -29,7 +29,8 @@ def traced_model(
         autocast="bf16" if dtype == "amp" else None,
         name=id,
     )
-    return renamed(graph, batch=batch, seq=seq)
+    stored = ("weights have the format that is asked for, not that of the checkpoint",) if config.get("quantization_config") else ()
+    return renamed(graph, batch=batch, seq=seq, notes=(*graph.notes, *text_notes(config), *stored))
 
 
 def built(id: str, config: Mapping[str, Any], asked: Asked, dtype: torch.dtype) -> tuple[Family, nn.Module, tuple[Tensor, ...]]:
@@ -38,8 +39,11 @@ def built(id: str, config: Mapping[str, Any], asked: Asked, dtype: torch.dtype) 
         given = family_names(config)
         family = next((families()[name] for name in given if name in families()), None)
         if family is None:
-            known = ", ".join(sorted(families()))
-            raise InvalidInput(f"no module for {given[0]!r}; known: {known}; any nn.Module can be traced with tilecast.trace")
+            known, nearest = ", ".join(sorted(families())), nearest_family(given[0], config)
+            raise InvalidInput(
+                f"no module for {given[0]!r}; the nearest family is {nearest}; known: {known}; "
+                "any nn.Module can be traced with tilecast.trace"
+            )
         with torch.device("meta"):
             return family, family.build(config, asked).to(dtype), family.inputs(asked)
     except InvalidInput as problem:

@@ -46,7 +46,7 @@ def token_inputs(asked: Asked) -> tuple[Tensor, ...]:
 def families() -> dict[str, Family]:
     """The `architectures` value of a config.json -> its family."""
     modules = [import_module(f"{__package__}.{path.stem}") for path in sorted(FOLDER.glob("*.py")) if path.stem not in ("__init__", "base")]
-    return {name: module.FAMILY for module in modules for name in module.FAMILY.names}
+    return {name: module.FAMILY for module in modules if hasattr(module, "FAMILY") for name in module.FAMILY.names}
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:

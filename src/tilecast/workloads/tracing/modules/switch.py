@@ -61,7 +61,8 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(Mlp(hidden, width) for _ in range(num_experts))
 
     def forward(self, x: Tensor) -> Tensor:
-        probabilities = F.softmax(self.router(x.to(torch.float32)), dim=-1)
+        # The router works in fp32, whatever the rest does.
+        probabilities = F.softmax(F.linear(x.to(torch.float32), self.router.weight.to(torch.float32)), dim=-1, dtype=torch.float32)
         # one_hot, as it is on a GPU
         chosen = torch.argmax(probabilities, dim=-1)
         one_hot = torch.zeros(probabilities.shape, dtype=torch.int64).scatter(-1, chosen.unsqueeze(-1), 1)
@@ -72,8 +73,8 @@ class Experts(nn.Module):
         result = rows.clone()
         for number, expert in enumerate(self.experts):
             places = torch.topk(kept[:, :, number].reshape(-1), room).indices
-            result = result.index_put((places,), expert(rows[places]))
-        return best * result.view(x.shape)
+            result = result.index_put((places,), expert(rows[places]).to(x.dtype))
+        return best.to(x.dtype) * result.view(x.shape)
 
 
 class FeedForward(nn.Module):

@@ -1,0 +1,169 @@
+"""The modules that `tilecast step` traces: every family in every format, its FLOP and its weights."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'tilecast[torch]'")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from tilecast.errors import InvalidInput  # noqa: E402
+from tilecast.workloads.aten import matrix_flop  # noqa: E402
+from tilecast.workloads.layout import expert_parallel, tensor_parallel, undivided  # noqa: E402
+from tilecast.workloads.model import config_table, model_config, model_ids  # noqa: E402
+from tilecast.workloads.step_models import DTYPES, facts, model_graph, resolved  # noqa: E402
+from tilecast.workloads.tracing.bundled import FORMATS, traced_model  # noqa: E402
+from tilecast.workloads.tracing.capture import _weightless  # noqa: E402
+from tilecast.workloads.tracing.losses import FusedTokenLoss, TokenLoss  # noqa: E402
+from tilecast.workloads.tracing.modules.base import Asked, families  # noqa: E402
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
+
+
+def few_layers(config, number=2):
+    return {**config, **{name: number for name in LAYERS if name in config}}
+
+
+# A bundled config of every architecture; of some, those that differ in what their layers do.
+CONFIGS = {str(table["architectures"][0]): few_layers(table) for table in reversed(facts().values())}
+BUNDLED = {str(config_table(id)["architectures"][0]): id for id in model_ids()}
+DECODERS = [
+    "Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForConditionalGeneration", "Phi3ForCausalLM", "MixtralForCausalLM",
+    "Qwen2MoeForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM", "Llama4ForConditionalGeneration", "MiniMaxM2ForCausalLM",
+]  # fmt: skip
+CONFIGS |= {name: few_layers(config_table(BUNDLED[name]), 4 if name.startswith(("Deepseek", "Llama4")) else 2) for name in DECODERS}
+
+
+def runs(config, mode, dtype, attention, seq=256):
+    """A step with tensors that hold nothing, as it is traced: a product of two formats fails here as it does on a GPU."""
+    family = families()[config["architectures"][0]]
+    asked = Asked(mode=mode, attention=attention, batch=2, seq=seq)
+    training = mode == "training"
+    with torch.device("meta"):
+        module = family.build(config, asked).to(FORMATS[dtype])
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "amp")
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(training), autocast:
+        module = _weightless(module).train(training)
+        outputs = module(*family.inputs(asked))
+        if training:
+            (FusedTokenLoss() if family.fused_loss else TokenLoss())(outputs).backward()
+            assert attention != "eager" or all(weight.grad is not None for weight in module.parameters())
+    return (outputs if isinstance(outputs, tuple) else (outputs,))[0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family_runs_in_every_format(name, dtype):
+    for mode, attention in (("training", "eager"), ("inference", "eager"), ("training", "sdpa")):
+        logits = runs(CONFIGS[name], mode, dtype, attention)
+        assert logits.dtype == (torch.bfloat16 if dtype == "amp" else FORMATS[dtype]), (mode, attention)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_switch_routes_in_fp32_and_works_in_bf16(mode):
+    config = few_layers(facts()["Switch-XL-4"])
+    graph = traced_model("switch", config, mode=mode, batch=1, seq=8, dtype="bf16", attention="eager")
+    routers = [node for node in graph.nodes() if node.op == "aten._softmax" and node.outputs[0].shape[-1] == config["num_experts"]]
+    assert [node.outputs[0].dtype for node in routers] == ["fp32"] * 2
+    products = {tensor.dtype for node in graph.nodes() if node.op == "aten.mm" for tensor in node.inputs if config["d_ff"] in tensor.shape}
+    assert products == {"bf16"}
+
+
+# ---- decoders of our own ------------------------------------------------------------------------------------------
+
+
+def flop(graph):
+    return sum(matrix_flop(node) * times for node, times in graph.counted().items())
+
+
+def traced(config, mode="inference", attention="eager", **sizes):
+    return traced_model("model", config, mode=mode, dtype="bf16", attention=attention, **{"batch": 2, "seq": 32} | sizes)
+
+
+@pytest.mark.parametrize("name", sorted(set(BUNDLED) & set(families()) - {"BertLMHeadModel"}))
+def test_a_module_has_the_weights_of_its_config(name):
+    config = config_table(BUNDLED[name])
+    with torch.device("meta"):
+        module = families()[name].build(config, Asked(mode="inference", attention="eager", batch=1, seq=2048))
+    chooses_by = sum(buffer.numel() for path, buffer in module.named_buffers() if path.endswith("correction"))
+    assert sum(weight.numel() for weight in module.parameters()) + chooses_by == model_config(BUNDLED[name]).num_parameters
+
+
+def test_every_bundled_model_that_is_known_has_a_module():
+    assert all(any(name in families() for name in config_table(id)["architectures"]) for id in model_ids())
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    "name", ["Qwen3ForCausalLM", "Gemma2ForCausalLM", "Qwen2MoeForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"]
+)
+def test_flop_of_a_decoder_are_those_that_pytorch_counts(name, mode):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        runs(CONFIGS[name], mode, "bf16", "eager", seq=32)
+    assert flop(traced(CONFIGS[name], mode)) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", ["Qwen3ForCausalLM", "DeepseekV3ForCausalLM", "BertForPreTraining", "MPTForCausalLM"])
+def test_model_flop_do_not_depend_on_the_kind_of_attention(name):
+    # Each product of the forward pass has two gradients; a fused kernel works the scores out once more, which is recomputation.
+    eager, sdpa = (flop(traced(CONFIGS[name], "training", attention)) for attention in ("eager", "sdpa"))
+    assert sdpa == eager
+    if name != "BertForPreTraining":  # whose heads differ
+        assert eager == 3 * flop(traced(CONFIGS[name]))
+
+
+@pytest.mark.parametrize("seq", [1, 7, 32])  # 2 x 7 x 8 visits: fewer than the 128 experts; 2 x 1 x 8 are 16
+def test_experts_multiply_every_visit_once(seq):
+    config = few_layers(config_table("Qwen/Qwen3-30B-A3B"), 1)
+    graph = traced(config, seq=seq, attention="sdpa")
+    # Three matrices of 2,048 x 768 for each of the eight visits of 2 x seq tokens.
+    assert sum(matrix_flop(node) for node in graph.nodes() if node.op == "aten.bmm") == 2 * 3 * 2048 * 768 * 8 * 2 * seq
+
+
+def test_windows_shorter_than_the_text_are_masked():
+    config = {**few_layers(config_table("google/gemma-3-1b-it"), 5), "sliding_window": 16, "sliding_window_pattern": 2}
+    attended = [node for node in traced(config, attention="sdpa").nodes() if "scaled_dot_product" in node.op]
+    assert [dict(node.options)["is_causal"] for node in attended] == [False, True, False, True, False]  # every other one sees everything
+    longer = [node for node in traced({**config, "sliding_window": 32}, attention="sdpa").nodes() if "scaled_dot_product" in node.op]
+    assert all(dict(node.options)["is_causal"] for node in longer)
+
+
+@pytest.mark.parametrize(("model", "seq"), [("mistralai/Mixtral-8x7B-v0.1", 64), ("Qwen/Qwen1.5-MoE-A2.7B", 64)])
+def test_grouped_experts_are_divided_by_tensor_and_expert_parallelism(model, seq):
+    config = few_layers(config_table(model), 6)
+    whole = traced(config, "training", "sdpa", batch=1, seq=seq)
+    for ways in (2, 4):
+        spread = expert_parallel(undivided(whole), ways)
+        assert flop(spread.graph) == pytest.approx(flop(whole), rel=1e-3)
+        held = [
+            sum(tensor.numel * times for tensor, times in graph.parameters if len(tensor.shape) == 3) for graph in (whole, spread.graph)
+        ]
+        assert held[1] == spread.expert_numel == held[0] // ways
+        divided = tensor_parallel(undivided(whole), ways)
+        assert ways * flop(divided.graph) == pytest.approx(flop(whole), rel=0.01)  # the router is whole on each
+        assert divided.sums[0] == (3 if "Qwen" in model else 2)  # a shared expert has its own
+    described = model_config(model).layers[0].mlp
+    # Every visit is a token of `hidden` numbers of two bytes.
+    assert expert_parallel(undivided(whole), 2).exchanged_bytes == described.topk * seq * model_config(model).hidden_size * 2
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"), [("openai/gpt-oss-20b", "both are 2880 wide"), ("deepseek-ai/DeepSeek-V2-Lite", "4096 x 512")]
+)
+def test_what_tensor_parallelism_does_to_a_model_is_known_or_refused(model, reason):
+    graph = traced(few_layers(config_table(model)))
+    with pytest.raises(InvalidInput, match=f"tp .*{reason}"):
+        tensor_parallel(undivided(graph), 2)
+
+
+def test_an_unknown_architecture_names_the_nearest_family_and_all_that_are_known():
+    config = {**CONFIGS["Qwen3ForCausalLM"], "architectures": ["Qwen9ForCausalLM"]}
+    with pytest.raises(
+        InvalidInput, match=r"no module for 'Qwen9ForCausalLM'; the nearest family is qwen.*Qwen3ForCausalLM.*tilecast.trace"
+    ):
+        model_graph(config, mode="inference", batch=1, seq=8, dtype="bf16")
+
+
+def test_a_bundled_id_without_facts_of_its_own_is_the_model_we_have():
+    assert resolved("google/switch-xl-4") == resolved("Switch-XL-4")
