@@ -197,8 +197,12 @@ def text_notes(table: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def number_format(table: Mapping[str, Any]) -> str:
-    said = str(table.get("torch_dtype") or table.get("dtype") or "bfloat16")
-    return dtype(DTYPES.get(said.removeprefix("torch."), said)).name
+    field = "torch_dtype" if table.get("torch_dtype") else "dtype"
+    said = str(table.get(field) or "bfloat16")
+    try:
+        return dtype(DTYPES.get(said.removeprefix("torch."), said)).name
+    except UnknownName as problem:
+        raise InvalidInput(f"{field}: {problem}") from None
 
 
 def attention_heads(table: Mapping[str, Any], **more: Any) -> GroupedAttention:

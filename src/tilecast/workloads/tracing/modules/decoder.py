@@ -13,13 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tilecast.errors import InvalidInput
 from tilecast.workloads import model as parts
 from tilecast.workloads.architectures import architectures, read_config
+from tilecast.workloads.architectures.base import number
 from tilecast.workloads.tracing.modules.base import Asked, Family, RootMeanSquareNorm, fused_attention, token_inputs
 from tilecast.workloads.tracing.modules.latent import latent_attention
 
 LONGEST_PATTERN = 12  # layers, after which their kinds repeat
 MOST_APART = 8  # layers before the pattern begins
+EPS = 1e-5
 SCORE_CAP, LOGIT_CAP = 50.0, 30.0  # Gemma 2's
 GATE_SLOPE, GATE_LIMIT = 1.702, 7.0  # of GPT-OSS
 
@@ -328,8 +331,8 @@ class Decoder(nn.Module):
         is_gemma = name.startswith("Gemma")
         style = Style(
             attention=asked.attention, tokens=asked.batch * asked.seq, hidden=described.hidden_size,
-            eps=float(config.get("rms_norm_eps") or 1e-5), wide_norm=is_gemma, fused=name.startswith("Phi3"),
-            score_cap=float(config.get("attn_logit_softcapping", SCORE_CAP) or 0) or None if name == "Gemma2ForCausalLM" else None,
+            eps=number(config, "rms_norm_eps", EPS), wide_norm=is_gemma, fused=name.startswith("Phi3"),
+            score_cap=number(config, "attn_logit_softcapping", SCORE_CAP) or None if name == "Gemma2ForCausalLM" else None,
             clipped_gate=name.startswith("GptOss"),
             sigmoid_router=any(isinstance(layer.mlp, parts.Experts) and layer.mlp.correction_bias for layer in described.layers),
         )  # fmt: skip
@@ -359,8 +362,10 @@ class Decoder(nn.Module):
             self.head.weight = self.words.weight
         first = described.layers[0].attention
         self.width = first.qk_rope_head_dim if isinstance(first, parts.LatentAttention) else first.head_dim
+        if self.width % 2:
+            raise InvalidInput(f"head_dim = {self.width} must be even: rotary positions turn one half against the other")
         self.embedding_scale = described.hidden_size**0.5 if described.scales_embedding else None
-        self.logit_cap = float(config.get("final_logit_softcapping") or LOGIT_CAP) if described.soft_cap else None
+        self.logit_cap = number(config, "final_logit_softcapping", LOGIT_CAP) if described.soft_cap else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens)
@@ -379,10 +384,10 @@ class Decoder(nn.Module):
         apart = len(self.first)
         for place, layer in enumerate(self.first):
             x = self.one(layer, x, places, place)
-        for number, layer in enumerate(self.layers):
+        for group, layer in enumerate(self.layers):
             members = layer.members if isinstance(layer, Group) else (layer,)
             for place, member in enumerate(members):
-                x = self.one(member, x, places, apart + number * self.period + place)
+                x = self.one(member, x, places, apart + group * self.period + place)
         for place, layer in enumerate(self.last):
             x = self.one(layer, x, places, self.num_layers - len(self.last) + place)
         logits = self.head(self.norm(x))
