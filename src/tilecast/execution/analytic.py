@@ -270,11 +270,12 @@ def issue_fraction(gpu: GpuSpec, on_tensor: bool, using: Constants) -> float:
     library = using.amd_fraction if gpu.vendor == "amd" else 1.0
     if not on_tensor:
         return using.tensor_fraction * library
-    doublings = math.log2(tensor_width(gpu) / NARROWEST_WIDTH)
-    # The constant is that of 4096 FLOP per clock, Hopper's width. Parts of half the rate are no easier to feed than whole ones of their
-    # die, but GeForce's run at clocks between the rated and the highest.
-    share = using.tensor_fraction ** math.sqrt(max(doublings, 1.0) / 3.0)
-    if doublings < 1.0:
+    # The constant is that of 4096 FLOP per clock, Hopper's width. A part of half its die's rate lies between both widths, and where it is a
+    # GeForce its clock between the rated and the highest.
+    width, whole = tensor_width(gpu), 2.0 * NARROWEST_WIDTH
+    doublings = math.log2(max(width, math.sqrt(width * whole)) / NARROWEST_WIDTH)
+    share = using.tensor_fraction ** math.sqrt(doublings / 3.0)
+    if width < whole:
         share = min(1.0, share * math.sqrt(gpu.highest_clock_hz / gpu.boost_clock_hz))
     return float(share * library)
 
