@@ -49,7 +49,7 @@ def described(family: str, measured: pl.DataFrame) -> tuple[Examples, np.ndarray
     data = Examples(
         numbers=numbers, timed=numbers, names=[{}], group_of=np.zeros(size, np.int64), binds=binds, gpu=np.array(measured["gpu"].to_list()),
         target=np.log(measured["measured"].to_numpy() / analytic_s), shape=np.zeros(size), weight=np.ones(size),
-        rank=np.arange(size),
+        rank=np.arange(size), steady=np.ones(size, bool),
     )  # fmt: skip
     return data, analytic_s, bound_s
 

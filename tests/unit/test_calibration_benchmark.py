@@ -27,6 +27,7 @@ def rows(count: int, seed: int) -> Rows:
         group_of=np.zeros(count, np.int64),
         binds=random.integers(0, len(GROUPS), count), gpu=np.full(count, "l40s"), target=SLOWER + 0.03 * random.normal(size=count),
         shape=np.zeros(count), weight=np.ones(count), rank=np.arange(count),
+        steady=np.ones(count, bool),
     )  # fmt: skip
     return Rows("gemm", examples, np.zeros(count), np.full(count, 0.35))
 

@@ -227,4 +227,4 @@ def test_what_throttled_in_one_sweep_is_not_steady() -> None:
     common = {"gpu": "t4", "dtype": "fp32", "timer": "event", "cache": "warm", "latency_s": 1e-3, **FROM, **GEMM}
     clocks = [None, "throttled", "ramping"]
     frame = conform(pl.DataFrame([{**common, "origin_row": row, "clock": clock} for row, clock in enumerate(clocks)]), "gemm")
-    assert quality.steady(frame)["clock"].to_list() == [None, "ramping"]
+    assert frame.select(quality.is_steady())["clock"].to_list() == [True, False, True]

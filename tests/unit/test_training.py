@@ -147,6 +147,18 @@ def test_a_gpu_whose_sibling_was_measured_is_surer_than_one_without() -> None:
     assert scores["h200-sxm"] == pytest.approx(100 * (1.2 / 1.1 - 1), abs=3)
 
 
+def test_rows_that_throttled_widen_the_intervals_of_unseen_gpus_and_teach_nothing_else() -> None:
+    known = synthetic(factor={"h100-sxm": 1.0, "a100-sxm-80gb": 1.05})
+    hot = synthetic(factor={"l40s": 1.8}, clock="throttled")
+    without, with_hot = (training.fit(rows, "gemm", settings=TINY, say=quiet) for rows in (known, pl.concat([known, hot])))
+    assert "l40s" not in with_hot.gpus
+    spec, kernel = hardware.gpu("l40s"), Gemm(m=512, n=4096, k=2048)
+    first, second = (each.correct(launches(kernel, spec, priced(kernel, spec, COLD), COLD, "sglang"), spec) for each in (without, with_hot))
+    assert first.basis.tolist() == second.basis.tolist() == ["unseen-generation"]
+    assert second.width > 2.0 * first.width
+    assert with_hot.manifest["scores"]["unseen-generation"]["l40s"] > 30 > with_hot.manifest["scores"]["unseen-generation"]["h100-sxm"]
+
+
 def test_without_two_gpus_of_one_die_a_sibling_counts_as_unseen() -> None:
     alone = training.fit(synthetic(200, factor={"h100-sxm": 1.2, "l40s": 1.4, "a100-sxm-80gb": 0.9}), "gemm", settings=TINY, say=quiet)
     assert alone.manifest["scores"]["same-die"] == {}

@@ -49,9 +49,9 @@ def usable(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(pl.col("set_aside").is_null())
 
 
-def steady(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows not marked as throttled: how far a board throttles differs from sweep to sweep, so such rows do not repeat."""
-    return frame.filter((pl.col("clock").cast(pl.String) != "throttled").fill_null(True))
+def is_steady() -> pl.Expr:
+    """Not marked as throttled: how far a board throttles differs from sweep to sweep, so such rows do not repeat."""
+    return (pl.col("clock").cast(pl.String) != "throttled").fill_null(True)
 
 
 def summary(frame: pl.DataFrame) -> pl.DataFrame:

@@ -9,6 +9,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tilecast import hardware
+from tilecast.datasets.quality import is_steady
 from tilecast.datasets.schema import SHAPES
 from tilecast.datasets.splits import uniform
 from tilecast.errors import InvalidInput, MissingData, SpecError, TilecastError
@@ -23,7 +24,7 @@ HELD_OUT_SEED = 1  # another one than the suites split with, so that their train
 FEWEST_ROWS = 200
 LARGEST_LOG = 3.0  # a row further than this from its analytic time teaches nothing
 IDENTITY = ("gpu", "engine", "dtype", "identity", "timer", "cache")
-BY_ROW = ("numbers", "timed", "group_of", "binds", "gpu", "target", "shape", "weight", "rank")
+BY_ROW = ("numbers", "timed", "group_of", "binds", "gpu", "target", "shape", "weight", "rank", "steady")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,13 +41,10 @@ class Examples:
     shape: NDArray[np.float64]  # in [0, 1): the same for every row of a shape
     weight: NDArray[np.float64]
     rank: NDArray[np.int64]  # at random among the rows of its GPU, engine, dtype and identity
+    steady: NDArray[np.bool_]  # at clocks that would come again: others say how far off one can be, and teach nothing
 
     def where(self, chosen: NDArray[np.bool_] | NDArray[np.int64]) -> "Examples":
-        parts = {
-            name: getattr(self, name)[chosen]
-            for name in ("numbers", "timed", "group_of", "binds", "gpu", "target", "shape", "weight", "rank")
-        }
-        return replace(self, **parts)
+        return replace(self, **{name: getattr(self, name)[chosen] for name in BY_ROW})
 
 
 def examples(
@@ -72,7 +70,7 @@ def examples(
     empties = [pl.col(name).is_null().alias(f"_{name}") for name in numeric]
     slices = frame.group_by("gpu", "engine", "dtype").len()
     weights = {tuple(map(str, key)): 1.0 / count for *key, count in slices.iter_rows()}
-    keyed = frame.select(*keys, *numeric, *empties, "latency_s", "_shape", "_rank")
+    keyed = frame.select(*keys, *numeric, *empties, "latency_s", "_shape", "_rank", is_steady().alias("_steady"))
     parts: list[tuple[Launches, pl.DataFrame]] = []
     for _, part in keyed.group_by(*IDENTITY, *texts, *(f"_{name}" for name in numeric), maintain_order=True):
         first = part.row(0, named=True)
@@ -101,7 +99,7 @@ def examples(
         parts.append((launches(built, gpu, analysis, protocol, first["engine"] or ""), measured))
     if not parts:
         raise MissingData(f"{family}: no row can be modelled")
-    table = pl.concat([part.select("latency_s", "_analytic", "_shape", "_rank", "engine", "gpu", "dtype") for _, part in parts])
+    table = pl.concat([part.select("latency_s", "_analytic", "_shape", "_rank", "_steady", "engine", "gpu", "dtype") for _, part in parts])
     target = np.log((table["latency_s"] / table["_analytic"]).to_numpy())
     weight = np.array([weights[tuple(map(str, key))] for key in table.select("gpu", "engine", "dtype").iter_rows()])
     every = Examples(
@@ -115,6 +113,7 @@ def examples(
         shape=table["_shape"].to_numpy(),
         weight=weight / weight.mean(),
         rank=table["_rank"].cast(pl.Int64).to_numpy(),
+        steady=table["_steady"].to_numpy(),
     )
     kept = every.where(np.isfinite(target) & (np.abs(target) < LARGEST_LOG))
     if len(kept.target) < FEWEST_ROWS:

@@ -11,7 +11,7 @@ import polars as pl
 
 import tilecast
 from tilecast import hardware
-from tilecast.datasets import quality, splits, store
+from tilecast.datasets import splits, store
 from tilecast.datasets.schema import SHAPES, conform
 from tilecast.errors import InvalidInput, MissingData
 from tilecast.kernels.registry import kernel as kernel_record
@@ -79,9 +79,8 @@ def training_rows(family: str, names: Sequence[str]) -> pl.DataFrame:
 
 
 def _stored_rows(family: str, name: str) -> pl.DataFrame:
-    """At steady clocks, the newest version of each engine where a source has several campaigns; single rows of one tuned configuration
-    teach nothing here."""
-    rows = quality.steady(store.rows(family, [name]))
+    """The newest version of each engine where a source has several campaigns; single rows of one tuned configuration teach nothing here."""
+    rows = store.rows(family, [name])
     if name == "aiconfigurator":
         return splits.newest(rows)
     if "kv_lens" in rows.columns:
@@ -177,6 +176,6 @@ def manifest(family: str, rows: pl.DataFrame, settings: Settings) -> dict[str, A
         ],
         "settings": {name: getattr(settings, name) for name in settings.__slots__},
         "trained_on": f"of these rows up to {settings.rows_per_slice:,} of each GPU, engine, format and identity, drawn by the seed, "
-        f"without those beyond {math.exp(LARGEST_LOG):.0f} times physics; scores are from weights fitted without the rows "
-        "they are scored on",
+        f"without those beyond {math.exp(LARGEST_LOG):.0f} times physics, and those that throttled, which only intervals and scores see; "
+        "scores are from weights fitted without the rows they are scored on",
     }

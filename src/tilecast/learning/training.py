@@ -92,11 +92,12 @@ class Tested:
 
 def best_carry(tested: Tested) -> float:
     """The share of the shared trees' word that helps most where whole architectures were held out, mean over GPUs."""
-    rows = tested.rows
+    steady = tested.rows.steady
+    gpu, target, predicted = tested.rows.gpu[steady], tested.rows.target[steady], tested.predicted[steady]
 
     def error(carry: float) -> float:
-        off = np.abs(np.expm1(carry * tested.predicted - rows.target))
-        return float(np.mean([off[rows.gpu == gpu].mean() for gpu in np.unique(rows.gpu)]))
+        off = np.abs(np.expm1(carry * predicted - target))
+        return float(np.mean([off[gpu == name].mean() for name in np.unique(gpu)]))
 
     return min(CARRIES, key=error)
 
@@ -137,7 +138,7 @@ def held_out(
             raise MissingData(f"{family}: rows of so few shapes leave none to hold out; measure more shapes")
         say(f"{family}: fitting without {HELD_OUT:.0%} of the shapes")
         without = fit_once(data.where(~is_test & (data.rank < settings.held_out_rows)), family, settings, own)
-        found["interpolated"] = tested_on(without, data.where(is_test))
+        found["interpolated"] = tested_on(without, data.where(is_test & data.steady))
     data = _thinned(data, settings)
     for kind, groups in left_out.items():
         if (tested := _leaving_out(data, family, settings, groups, say, stand_in=kind == SAME_DIE)) is not None:
@@ -176,7 +177,8 @@ def _spoken_for(correction: Correction, data: Examples) -> NDArray[np.bool_]:
 
 
 def fit_once(data: Examples, family: str, settings: Settings, own: Collection[str] | None = None) -> Correction:
-    """Levels and trees from these examples; intervals are the caller's to fill in. `own`: GPUs that get trees of their own, else all."""
+    """Levels and trees from the steady ones of these; intervals are the caller's to fill in. `own`: GPUs that get trees of their own."""
+    data = data.where(data.steady)
     gpus = tuple(sorted(set(data.gpu.tolist())))
     words = vocabulary(data)
     level = levels(data, gpus)
