@@ -317,3 +317,8 @@ def test_what_is_learned_besides_is_answered_for_like_a_family(tilecast: Tilecas
 
 def test_searches_are_no_rows_of_a_source(tilecast: Tilecast, out: Path) -> None:
     assert "moe-tuning learns from searches" in refused(tilecast("fit", "moe-tuning", "--sources", "pipeweave", "--out", str(out)))
+
+
+def test_trust_of_a_board_that_throttled_while_it_was_measured_says_so(tilecast: Tilecast) -> None:
+    told = " ".join(tilecast("trust", "gemm", "--gpu", "l4").out.split())
+    assert "it throttled during all of its 3,132 measured rows" in told and "(unseen-gpu)" in told

@@ -61,6 +61,11 @@ def report(family: str, gpu: hardware.GpuSpec, asked: str) -> Report:
         )
     elif seen:
         answer = f"{family} on {gpu.id} has {num_rows:,} measured rows, too few to hold any out: its accuracy is not known."
+    elif basis in scores:  # it was measured, but throttled
+        answer = (
+            f"{family} on {gpu.id} is off by {scores[basis]:.1f} % on average, by what other GPUs teach: it throttled during all of its "
+            f"{num_rows:,} measured rows, so that they teach nothing ({basis})."
+        )
     elif not others:
         answer = f"{gpu.id} has no {family} rows ({basis}), and no GPU could be held out like it: its accuracy is not known."
     else:
