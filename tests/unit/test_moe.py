@@ -251,3 +251,14 @@ def test_every_launch_may_have_a_histogram():
 def test_a_wrong_histogram_is_named(given, sentence):
     with pytest.raises(InvalidInput, match=sentence):
         median_s(given)
+
+
+def test_launches_under_several_distributions_are_their_members() -> None:
+    sizes = {"hidden_size": 4096, "inter_size": 1536, "num_experts": 8, "topk": 2}
+    asked = [(256, "balanced"), (64, "power_law_1.2"), (256, "[64, 64, 64, 64, 64, 64, 64, 64]"), (1024, "balanced")]
+    tokens, distributions = (list(column) for column in zip(*asked, strict=True))
+    together = predict_kernel(Moe(num_tokens=tokens, distribution=distributions, **sizes), "h100-sxm")
+    alone = [predict_kernel(Moe(num_tokens=count, distribution=text, **sizes), "h100-sxm") for count, text in asked]
+    for name in ("median_s", "low_s", "high_s"):
+        np.testing.assert_allclose(getattr(together, name), [getattr(each, name)[0] for each in alone], rtol=1e-12)
+    assert together.basis.tolist() == [each.basis[0] for each in alone]

@@ -62,7 +62,7 @@ class Launches:
     def called(self, names: dict[str, str]) -> "Launches":
         return Launches(self.numbers, names, self.group, self.timed)
 
-    def where(self, rows: NDArray[np.bool_]) -> "Launches":
+    def where(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "Launches":
         return Launches(self.numbers[rows], self.names, self.group[rows], None if self.timed is None else self.timed[rows])
 
 

@@ -198,6 +198,21 @@ def _asked(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engine:
 
 
 def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
+    """Launches whose names differ (experts under several distributions) by those of one name after the other."""
+    each: Any = getattr(kernel, "distribution", None)
+    if type(each) not in LISTS or len(each) != len(asked.numbers):  # a lone histogram is a list of counts
+        return _corrected_alike(correction, kernel, gpu, asked)
+    texts = np.array(list(map(str, each)))
+    sets = [np.flatnonzero(texts == text) for text in dict.fromkeys(texts.tolist())]
+    found = [
+        _corrected_alike(correction, kernel, gpu, asked.where(rows).called({**asked.names, "distribution": str(texts[rows[0]])}))
+        for rows in sets
+    ]
+    order = np.argsort(np.concatenate(sets))
+    return Corrected(*(np.hstack([getattr(part, name) for part in found])[order] for name in ("log_ratio", "width", "basis", "fade")))
+
+
+def _corrected_alike(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
     """Under the kernel's name or, left open, under what rows call it; launches that no row has a name for are asked about as such."""
     named = asked.called(asked_names(kernel, gpu, asked.names))
     if kernel.identity is not None:
