@@ -55,4 +55,5 @@ def test_predictions_fall_no_more_often_than_measurements(family):
     assert found.pairs > 5_000
     assert found.predicted < found.measured
     assert found.least_error > 0  # so the law and perfect accuracy exclude each other
-    assert found.lowered_error > found.sampled_error  # what falls in predictions falls in measurements too
+    # What falls in predictions falls in measurements too; where a pair in a thousand does, the sample may hold none.
+    assert found.lowered_error > found.sampled_error or (found.predicted < 0.1 and found.lowered_error == found.sampled_error)
