@@ -167,3 +167,20 @@ def test_an_unknown_architecture_names_the_nearest_family_and_all_that_are_known
 
 def test_a_bundled_id_without_facts_of_its_own_is_the_model_we_have():
     assert resolved("google/switch-xl-4") == resolved("Switch-XL-4")
+
+
+def test_attention_with_narrower_values_and_its_gradients_are_those_of_plain_operators() -> None:
+    from tilecast.workloads.tracing.modules.latent import latent_attention
+
+    torch.manual_seed(0)
+    given = [torch.randn(2, 3, 7, width, requires_grad=True) for width in (6, 6, 4)]
+    query, key, value = given
+    scores = (query @ key.transpose(-1, -2)) * 6**-0.5
+    plain = torch.softmax(scores.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), float("-inf")), -1) @ value
+    weight = torch.randn_like(plain)
+    expected = torch.autograd.grad((plain * weight).sum(), given)
+    fused = latent_attention(query, key, value)
+    found = torch.autograd.grad((fused * weight).sum(), given)
+    torch.testing.assert_close(fused, plain)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

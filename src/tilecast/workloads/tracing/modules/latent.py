@@ -13,11 +13,16 @@ def latent_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return mixed
 
 
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    """Causal, in fp32."""
+    scores = (query.float() @ key.float().transpose(-1, -2)) * query.size(-1) ** -0.5
+    return scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+
+
 @torch.library.custom_op("tilecast::scaled_dot_product_latent", mutates_args=())
 def scaled_dot_product(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The mix, and the logarithm of every row's sum, which the gradient needs."""
-    scores = (query.float() @ key.float().transpose(-1, -2)) * query.size(-1) ** -0.5
-    scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    scores = _scores(query, key)
     return (torch.softmax(scores, -1).to(value.dtype) @ value), torch.logsumexp(scores, -1)
 
 
@@ -31,7 +36,12 @@ def _(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 def scaled_dot_product_backward(
     gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, sums: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    raise NotImplementedError("traced, never run")
+    weights = torch.exp(_scores(query, key) - sums[..., None])
+    wide = gradient.float()
+    of_weights = wide @ value.float().transpose(-1, -2) - (wide * mixed.float()).sum(-1, keepdim=True)
+    of_scores = weights * of_weights * query.size(-1) ** -0.5
+    of_query, of_key = of_scores @ key.float(), of_scores.transpose(-1, -2) @ query.float()
+    return of_query.type_as(query), of_key.type_as(key), (weights.transpose(-1, -2) @ wide).type_as(value)
 
 
 @scaled_dot_product_backward.register_fake
