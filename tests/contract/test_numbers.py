@@ -107,13 +107,13 @@ SOURCES = {
         "base.LARGEST",
         "collectives.FULL_BOX",
         "gemm.NEVER",
-        "moe.MOST_EXPERTS",
-        "moe.NUM_DRAWS",
+        "expert_loads.MOST_EXPERTS",
+        "expert_loads.NUM_DRAWS",
     },
 }
 
 # Broken numbers inside functions: rounding margins, the bracket of a search, the middle of a bin, half of what passes between two kernels.
-INSIDE = {"moe": {1e-12, 1e-9, 0.01, 0.5, 0.8}, "schedule": {1e-9}}
+INSIDE = {"expert_loads": {1e-12, 1e-9, 0.01, 0.5, 0.8}, "schedule": {1e-9}}
 
 
 def numbers(node: ast.AST) -> list[float]:

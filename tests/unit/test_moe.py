@@ -6,7 +6,8 @@ import pytest
 from tilecast import hardware, predict_kernel
 from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, analyse
-from tilecast.kernels.moe import Moe, _balanced, _busiest_rank, power_law_loads
+from tilecast.kernels.expert_loads import balanced_loads, busiest_rank, power_law_loads
+from tilecast.kernels.moe import Moe
 from tilecast.kernels.registry import kernel
 
 H100 = hardware.gpu("h100-sxm")
@@ -68,7 +69,7 @@ def test_the_family_is_found_by_name():
 
 def test_balanced_tokens_are_dealt_round_robin():
     # 100 tokens x 8 = 800 pairs over 128 experts: 6 each, and one more for the first 32
-    loads = _balanced(np.array([800.0]), 128, 1)[0]
+    loads = balanced_loads(np.array([800.0]), 128, 1)[0]
     assert loads.sum() == 800
     assert sorted(set(loads)) == [6, 7]
     assert (loads == 7).sum() == 32
@@ -116,11 +117,11 @@ def test_tensor_parallelism_narrows_the_experts():
 
 def test_expert_parallelism_prices_the_busiest_rank():
     # 800 pairs: 6 each and 32 extra, 4 on each of 8 ranks: 16 experts with 6 x 16 + 4 = 100 pairs
-    loads = _busiest_rank("balanced", np.array([100.0]), 128, np.array([8.0]), 8)
+    loads = busiest_rank("balanced", np.array([100.0]), 128, np.array([8.0]), 8)
     assert loads.shape == (1, 1, 16)
     assert loads.sum() == 100
     # a histogram with rank 1 of 2 the fuller
-    loads = _busiest_rank("[1, 0, 2, 3]", np.array([3.0]), 4, np.array([2.0]), 2)
+    loads = busiest_rank("[1, 0, 2, 3]", np.array([3.0]), 4, np.array([2.0]), 2)
     assert loads[0, 0].tolist() == [2, 3]
 
 
@@ -142,7 +143,7 @@ def test_a_steeper_law_leaves_more_experts_idle():
     assert active[0] < 64
 
 
-def test_a_histogram_equal_to_balanced_is_balanced():
+def test_a_histogram_equal_to_balanced_isbalanced_loads():
     listed = "[" + ", ".join(["7"] * 32 + ["6"] * 96) + "]"
     mine, theirs = tasks(distribution=listed, **TILE), tasks(**TILE)
     assert mine.num_tasks.tolist() == theirs.num_tasks.tolist()

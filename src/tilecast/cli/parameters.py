@@ -123,6 +123,12 @@ def parsed(name: str, text: str) -> Any:
 
 
 def _whole(text: str) -> int | None:
+    number = _number(text)
+    return number if isinstance(number, int) else None
+
+
+def _number(text: str) -> int | float | None:
+    """What the text says, whole where it is; None where it says no number."""
     try:
         return int(text)
     except ValueError:
@@ -131,7 +137,7 @@ def _whole(text: str) -> int | None:
         number = float(text)
     except ValueError:
         return None
-    return int(number) if number.is_integer() else None
+    return int(number) if number.is_integer() else number
 
 
 def _list(name: str, text: str) -> str:
@@ -178,15 +184,8 @@ def plain_value(text: str) -> Any:
     """True or false, a number, whole where it is one, or the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return int(number) if number.is_integer() else number
+    number = _number(text)
+    return text if number is None else number
 
 
 def check_lengths(given: Mapping[str, Any]) -> None:

@@ -16,7 +16,8 @@ from tilecast import hardware
 from tilecast.dtypes import quantisation
 from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.moe import Moe, loads_like
+from tilecast.kernels.expert_loads import loads_like
+from tilecast.kernels.moe import Moe
 from tilecast.learning.ranking import Ranking, path_of, read
 from tilecast.tuning.account import Account, account
 from tilecast.tuning.defaults import default_config, gemm_default
