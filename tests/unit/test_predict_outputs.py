@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from tilecast import units
+from tilecast.diagnosis import what_if
 from tilecast.diagnosis.what_if import GOAL, why
 from tilecast.engines.calibrated import profile_from_run
 from tilecast.engines.predict import predict
@@ -372,3 +373,19 @@ def test_a_line_of_the_breakdown_says_all_that_the_kernel_command_needs_to_give_
             assert alone["basis"] == part["basis"]
         else:
             assert alone["median_s"] > once  # only what it takes longer than the call it runs beside
+
+
+@pytest.mark.parametrize(
+    "model, gpu, tp", [("deepseek-ai/DeepSeek-V3", "b200-sxm", 8), ("Qwen/Qwen3-32B-FP8", "h100-sxm", 2), ("Qwen/Qwen3-8B", "l40s", 1)]
+)
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_lever_that_hardly_moves_saves_nothing(model, gpu, tp, measured, monkeypatch):
+    monkeypatch.setattr(what_if, "STEP", 1 + 1e-9)
+    asked = {"model": model, "gpu": gpu, "tp": tp, "batch": 4, "isl": 512, "osl": 16}
+    now = predict(**asked)
+    if measured:
+        run = {"command": "predict", "inputs": asked, "measured": {"prefill_s": 1.3 * now.prefill_s.median}}
+        asked["profile"] = profile_from_run(run, gpu)
+        now = predict(**asked)
+    for lever in why(now, asked).levers:
+        assert lever.total_saved_fraction == pytest.approx(0.0, abs=1e-6), lever.name

@@ -1,16 +1,13 @@
 """Sensitivity by re-pricing: every lever is a GPU, a box, a batch or a load that was changed and priced again.
 
-The learned correction stays what it is on the real GPU: it was learned on real ones, its trees move in steps of a percent or two, and
-those would be taken for the lever's effect. So a launch on a changed part takes its new analytic time at its old ratio of median to
-analytic, and at least its new bound.
+A launch on a changed part takes its new analytic time at the learned ratio of the part as it is (`predictors/kernel.py`): trees move in
+steps of a percent or two, and those would be taken for the lever's effect.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from tilecast import hardware
 from tilecast.diagnosis.levers import GOAL, LARGEST_FACTOR, STEP
@@ -123,24 +120,15 @@ def levers_of(
     price: Price = predict_kernel,
     *,
     networked: bool = False,
-    same_launches: bool = True,
 ) -> tuple[Lever, ...]:
     """Every lever of what `timed` prices on a GPU, what helps most first; `with_less_host` takes a share of the host's time away.
 
-    `networked`: the network between boxes is a lever. Without `same_launches` a changed GPU may run other steps, and a launch is priced
-    on the real GPU too, for its correction.
+    `networked`: the network between boxes is a lever.
     """
-    real: list[Any] = []  # every price of the real GPU, in the order in which they are asked for
-
-    def recorded(kernel: Any, spec: Any, **conditions: Any) -> Any:
-        real.append(price(kernel, spec, **conditions))
-        return real[-1]
-
-    now = timed(gpu, recorded)
+    now = timed(gpu, price)
 
     def changed(spec: GpuSpec, link: float = 1.0, rates: Sequence[str] = LINK_RATES) -> Times:
-        then = _faster_link(_physics(price), link, rates)
-        return timed(spec, _corrected_as(real, then) if same_launches else _corrected_there(gpu, price, then))
+        return timed(spec, _faster_link(price, link, rates))
 
     def with_fact(fact: str, factor: float) -> Times:
         value = getattr(gpu, fact) * factor
@@ -172,44 +160,6 @@ def _outcomes(plain: Mapping[str, Any], spec: Any, batches: list[int], price: Pr
 
 def _bound(way: Callable[[str, float], Times], fact: str) -> Callable[[float], Times]:
     return lambda factor: way(fact, factor)
-
-
-def _physics(price: Price) -> Price:
-    """The same prices without their correction, where that can be left out; what a profile adds is in the real prices."""
-    if price is not predict_kernel:
-        return price
-
-    def priced(kernel: Any, gpu: Any, **conditions: Any) -> Any:
-        return predict_kernel(kernel, gpu, learned=False, **{name: value for name, value in conditions.items() if name != "profile"})
-
-    return priced
-
-
-def _corrected_as(real: Sequence[Any], price: Price) -> Price:
-    """Prices with the corrections of `real`: the same launches, in the same order, on the GPU as it is."""
-    before = iter(real)
-
-    def priced(kernel: Any, gpu: Any, **conditions: Any) -> Any:
-        old, new = next(before), price(kernel, gpu, **conditions)
-        assert old.kernel.family == kernel.family and len(old.median_s) == len(new.median_s), "a changed GPU runs other kernels"
-        return _corrected(old, new)
-
-    return priced
-
-
-def _corrected_there(real: GpuSpec, real_price: Price, price: Price) -> Price:
-    """Prices with the correction that the same launch has on the GPU as it is."""
-
-    def priced(kernel: Any, gpu: Any, **conditions: Any) -> Any:
-        return _corrected(real_price(kernel, real, **conditions), price(kernel, gpu, **conditions))
-
-    return priced
-
-
-def _corrected(old: Any, new: Any) -> Any:
-    median_s = np.maximum(new.analytic_s * old.median_s / old.analytic_s, new.bound_s)
-    scale = median_s / new.median_s
-    return replace(new, median_s=median_s, low_s=new.low_s * scale, high_s=new.high_s * scale)
 
 
 def _faster_link(price: Price, factor: float, names: Sequence[str] = LINK_RATES) -> Price:

@@ -110,7 +110,7 @@ def why_disaggregated(found: DisaggregatedPrediction, asked: Mapping[str, Any], 
     apart = found.link.is_network
     levers = levers_of(
         found.gpu, not apart or has_links(found.breakdown), timed, _host_lever(found, plain, timed, price), price,
-        networked=apart, same_launches=False,
+        networked=apart,
     )  # fmt: skip
     now = found.ttft_s.median
     nudged = (

@@ -151,27 +151,39 @@ def _predict_part(
     if correction is not None:
         kernel = _as_corrected(kernel, gpu, engine, correction)
     found = priced(kernel, gpu, protocol)
-    asked = _asked(kernel, gpu, found, protocol, engine) if correction is not None else None
+    real, real_found = _as_measured(kernel, gpu, found, protocol)
+    asked = launches(kernel, real, real_found, protocol, engine) if correction is not None else None
+    if asked is not None and correction is not None and not correction.applies_to(asked):
+        asked = None
     median_s, bound_s = found.analytic_s, found.bound_s
-    if correction is None or asked is None or not correction.applies_to(asked):
-        width: Floats | float = interval_width(kernel.family)
-        basis = np.full(np.size(median_s), "analytic")
-    else:
-        corrected = _corrected(correction, kernel, gpu, asked)
-        width, basis, fade = corrected.width, corrected.basis, corrected.fade
-        if isinstance(fade, np.ndarray) or fade < 1.0:  # as the correction fades, so does what is known of its error
-            width = maximum(width, (1.0 - fade) * interval_width(kernel.family))
+    corrected = _corrected(correction, kernel, gpu, asked) if correction is not None and asked is not None else None
+    width = _half_width(corrected, kernel.family)
+    if corrected is not None:
         median_s = maximum(median_s * exp(corrected.log_ratio), bound_s)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
 
-        shift, width = profile.adjust(sites_of(kernel, gpu, found, protocol, engine, width), width)
+        known = width  # of the part that was measured: a what-if part is less sure, and no more moved by what was measured
+        if real is not gpu and correction is not None and asked is not None:
+            known = _half_width(_corrected(correction, kernel, real, asked), kernel.family)
+        shift, width = profile.adjust(sites_of(kernel, real, real_found, protocol, engine, known), width)
         median_s = maximum(median_s * exp(shift), bound_s)
     factor = exp(width)
     low_s, high_s = maximum(median_s / factor, bound_s), median_s * factor
     if not isinstance(median_s, np.ndarray):
         median_s, low_s, high_s = np.array([median_s]), np.array([low_s]), np.array([high_s])
+    basis = corrected.basis if corrected is not None else np.full(len(median_s), "analytic")
     return _Part(found.analysis, median_s, low_s, high_s, basis)
+
+
+def _half_width(corrected: Corrected | None, family: str) -> Floats | float:
+    """Of the interval of log(measured / predicted): as the correction fades, so does what is known of its error."""
+    if corrected is None:
+        return interval_width(family)
+    width: Floats | float = corrected.width
+    if isinstance(corrected.fade, np.ndarray) or corrected.fade < 1.0:
+        width = maximum(width, (1.0 - corrected.fade) * interval_width(family))
+    return width
 
 
 def _as_corrected(kernel: Any, gpu: GpuSpec, engine: str, correction: Correction) -> Any:
@@ -185,16 +197,16 @@ def _as_corrected(kernel: Any, gpu: GpuSpec, engine: str, correction: Correction
     return replace(kernel, identity=newest) if told else kernel
 
 
-def _asked(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engine: str) -> Launches | None:
-    """What a correction looks at. Of a what-if part it looks at the part that was changed: measurements are of that one, and so a lever
-    moves the time as physics says."""
+def _as_measured(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol) -> tuple[GpuSpec, Priced]:
+    """What a correction and a profile look at. Of a what-if part it is the part that was changed: measurements are of that one, and so a
+    lever moves the time as physics says."""
     base = hardware.as_catalogued(gpu)
     if base is gpu:
-        return launches(kernel, gpu, found, protocol, engine)
+        return gpu, found
     try:
-        return launches(kernel, base, priced(kernel, base, protocol), protocol, engine)
+        return base, priced(kernel, base, protocol)
     except (InvalidInput, SpecError):  # a format or a tile that the catalogued part does not have
-        return launches(kernel, gpu, found, protocol, engine)
+        return gpu, found
 
 
 def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
