@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tilecast.engines.layout_bytes import GATHERS_AHEAD, Sizes
 from tilecast.engines.predict import NOTHING, Interval
+from tilecast.engines.schedules import Ran, Turn, gpipe, interleaved, one_forward_one_backward, run_in_order
 from tilecast.engines.step_parts import (
     BUBBLE,
     ENGINE,
@@ -406,9 +407,6 @@ def spread(found: Priced, divided: Divided, layout: Layout, box: Box, size: Size
     )
 
 
-# ---- what it holds ------------------------------------------------------------------------------------------------
-
-
 # ---- how it is shown ----------------------------------------------------------------------------------------------
 
 
@@ -461,13 +459,12 @@ def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, 
         )
         for stage, (num_layers, reached) in enumerate(per_stage)
     ]
-    rounds = max(1, shown // layout.pp) * layout.pp
-    in_order = interleaved(times, rounds, talk.send, chunks) if chunks > 1 else scheduled(times, shown, talk.send, layout.schedule)
-    spans = [span for span in in_order if span.end_s > span.start_s]
+    ran = [each for each in _in_schedule(layout, times, shown, talk.send) if each.end_s > each.start_s]
+    spans = [Span(each.stage, "stream", _name_of(each.turn, chunks), each.start_s, each.end_s) for each in ran]
     sent = [
-        Span(span.stage, "collectives", f"send {span.name}", span.end_s, span.end_s + talk.send)
-        for span in spans
-        if talk.send and _is_sent(span, per_stage, chunks)
+        Span(each.stage, "collectives", f"send {_name_of(each.turn, chunks)}", each.end_s, each.end_s + talk.send)
+        for each in ran
+        if talk.send and _is_sent(each, per_stage, chunks)
     ]
     told: list[Span] = []
     for stage, (num_layers, reached) in enumerate(per_stage):
@@ -478,92 +475,27 @@ def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, 
     return (*spans, *sent, *told)
 
 
-def _is_sent(span: Span, per_stage: list[tuple[int, int]], chunks: int) -> bool:
+def _in_schedule(layout: Layout, times_s: list[tuple[float, float]], micro: int, send_s: float) -> tuple[Ran, ...]:
+    """The first `micro` micro-batches; interleaved, whole rounds of them."""
+    stages, chunks = layout.pp, layout.virtual_stages
+    if chunks > 1:
+        return run_in_order(interleaved(stages, max(1, micro // stages) * stages, chunks), times_s, send_s, chunks)
+    order = gpipe if layout.schedule == "gpipe" else one_forward_one_backward
+    return run_in_order(order(stages, micro), times_s, send_s)
+
+
+def _name_of(turn: Turn, chunks: int) -> str:
+    which = f", group {turn.chunk}" if chunks > 1 else ""
+    return f"micro-batch {turn.micro_batch} {'backward' if turn.backward else 'forward'}{which}"
+
+
+def _is_sent(ran: Ran, per_stage: list[tuple[int, int]], chunks: int) -> bool:
     """Whether another stage waits for it: gradients go back only to stages that train."""
-    if " forward" in span.name:
-        return span.stage + 1 < len(per_stage) or (chunks > 1 and not span.name.endswith(f"group {chunks - 1}"))
-    if span.stage == 0:
-        return chunks > 1 and not span.name.endswith("group 0") and per_stage[-1][1] > 0
-    return per_stage[span.stage - 1][1] > 0
-
-
-def scheduled(times: list[tuple[float, float]], micro: int, send: float, schedule: str) -> tuple[Span, ...]:
-    """Every stage runs its passes in the schedule's order, each when its input has arrived: 1F1B, or all forward and then all backward."""
-    stages = len(times)
-    orders = []
-    for stage in range(stages):
-        warm = micro if schedule == "gpipe" else min(micro, stages - stage)
-        order = [("forward", each) for each in range(warm)]
-        for each in range(micro):
-            order.append(("backward", each))
-            if warm + each < micro:
-                order.append(("forward", warm + each))
-        orders.append(order)
-    ends: dict[tuple[str, int, int], float] = {}
-    free = [0.0] * stages
-    spans: list[Span] = []
-    at = [0] * stages
-    while any(place < len(order) for place, order in zip(at, orders, strict=True)):
-        moved = False
-        for stage in range(stages):
-            while at[stage] < len(orders[stage]):
-                kind, number = orders[stage][at[stage]]
-                giver = stage - 1 if kind == "forward" else stage + 1
-                if kind == "backward" and stage == stages - 1:
-                    arrives = ends.get(("forward", stage, number))
-                elif 0 <= giver < stages:
-                    arrives = ends.get((kind, giver, number))
-                    arrives = None if arrives is None else arrives + send
-                else:
-                    arrives = 0.0
-                if arrives is None:
-                    break
-                begun = max(free[stage], arrives)
-                free[stage] = ends[kind, stage, number] = begun + times[stage][kind == "backward"]
-                spans.append(Span(stage, "stream", f"micro-batch {number} {kind}", begun, free[stage]))
-                at[stage] += 1
-                moved = True
-        assert moved, "a schedule that waits for itself"
-    return tuple(spans)
-
-
-def interleaved(times: list[tuple[float, float]], micro: int, send: float, chunks: int) -> tuple[Span, ...]:
-    """Megatron's interleaved 1F1B: every stage holds `chunks` groups of its layers and takes rounds of as many micro-batches as there are
-    stages, whose multiple `micro` is, through one group after the other. A group is an equal part of its stage's time."""
-    stages, number = len(times), micro * chunks
-    turns = [(chunk, first + each) for first in range(0, micro, stages) for chunk in range(chunks) for each in range(stages)]
-    orders = []
-    for stage in range(stages):
-        warm = number if micro == stages else min(number, 2 * (stages - stage - 1) + (chunks - 1) * stages)
-        forward = [("forward", *turn) for turn in turns]
-        backward = [("backward", chunks - 1 - chunk, each) for chunk, each in turns]
-        order = forward[:warm]
-        for place, item in enumerate(backward):
-            order += [*forward[warm + place : warm + place + 1], item]
-        orders.append(order)
-    ends: dict[tuple[str, int, int], float] = {}  # kind, group of the whole model, micro-batch
-    free, at, spans = [0.0] * stages, [0] * stages, list[Span]()
-    while any(place < number * 2 for place in at):
-        before = sum(at)
-        for stage in range(stages):
-            while at[stage] < number * 2:
-                kind, chunk, each = orders[stage][at[stage]]
-                group = chunk * stages + stage
-                if kind == "backward" and group == chunks * stages - 1:
-                    arrives = ends.get(("forward", group, each))
-                elif kind == "forward" and group == 0:
-                    arrives = 0.0
-                else:
-                    given = ends.get((kind, group - 1 if kind == "forward" else group + 1, each))
-                    arrives = None if given is None else given + send
-                if arrives is None:
-                    break
-                begun = max(free[stage], arrives)
-                free[stage] = ends[kind, group, each] = begun + times[stage][kind == "backward"] / chunks
-                spans.append(Span(stage, "stream", f"micro-batch {each} {kind}, group {chunk}", begun, free[stage]))
-                at[stage] += 1
-        assert sum(at) > before, "a schedule that waits for itself"
-    return tuple(spans)
+    if not ran.turn.backward:
+        return ran.stage + 1 < len(per_stage) or ran.turn.chunk < chunks - 1
+    if ran.stage == 0:
+        return ran.turn.chunk > 0 and per_stage[-1][1] > 0
+    return per_stage[ran.stage - 1][1] > 0
 
 
 def scaled(base: Interval, seconds: float) -> Interval:
