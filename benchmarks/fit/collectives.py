@@ -20,7 +20,7 @@ from tilecast.kernels.registry import kernel
 
 FAMILIES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
 PER_SLICE = 60
-LEAST_BYTES = 1 << 20  # smaller messages are bimodal
+LEAST_BYTES = {"nccl": 1 << 20, "custom": 1 << 12}  # NCCL's smaller messages are bimodal
 SLICE = ["family", "source", "engine", "identity", "gpu", "num_gpus", "gpus_per_node", "node", "timer"]
 # What the sources call their boxes, as nodes of the catalogue; (node, GPU) pairs that have none are left out.
 NODES: Mapping[str, Mapping[str, str | None]] = {
@@ -47,15 +47,17 @@ def described(rows: pl.DataFrame) -> pl.DataFrame:
 def typical(rows: pl.DataFrame) -> pl.DataFrame:
     """Without the boxes that no data sheet describes."""
     slow_network = (pl.col("gpus_per_node") < pl.col("num_gpus")) & (pl.col("gpu") == "a100-sxm-80gb")
-    slow_pair = (pl.col("source") == "pipeweave") & (pl.col("gpu") == "h100-sxm") & (pl.col("num_gpus") == 2)
-    return rows.filter(~slow_network & ~slow_pair)
+    slow_pair = (pl.col("source") == "pipeweave") & pl.col("gpu").is_in(["h100-sxm", "rtx-6000-ada"]) & (pl.col("num_gpus") == 2)
+    several_trays = (pl.col("gpu") == "gb300") & (pl.col("num_gpus") > 4)
+    eager = (pl.col("identity") == "custom") & (pl.col("timer") == "event")  # the host's time
+    return rows.filter(~slow_network & ~slow_pair & ~several_trays & ~eager)
 
 
 def training_rows() -> pl.DataFrame:
     parts = []
     for family in FAMILIES:
         train = described(splits.by_shape(store.rows(family), family)[0]).select([*SLICE, "bytes", "cache", "dtype", "latency_s"])
-        parts.append(train.filter(pl.col("bytes") >= LEAST_BYTES))
+        parts.append(train.filter(pl.col("bytes") >= pl.col("identity").replace_strict(LEAST_BYTES)))
     order = pl.int_range(pl.len()).shuffle(seed=0).over(SLICE)
     return typical(pl.concat(parts)).filter(order < PER_SLICE)
 
@@ -63,10 +65,12 @@ def training_rows() -> pl.DataFrame:
 def predicted(rows: pl.DataFrame) -> pl.DataFrame:
     """`rows` with log(analytic / measured)."""
     parts = []
-    for (family, gpu, node, timer, identity), part in rows.group_by("family", "gpu", "node", "timer", "identity", maintain_order=True):
+    names = ("family", "gpu", "node", "timer", "identity", "engine")
+    for (family, gpu, node, timer, identity, engine), part in rows.group_by(*names, maintain_order=True):
         named = None if node is None else NODES[str(node)][str(gpu)]
         shape = {name: part[name].to_numpy() for name in ("bytes", "num_gpus", "gpus_per_node")}
-        asked = kernel(str(family))(**shape, node=named, identity=identity)
+        whose = {"engine": engine} if family == "all_reduce" else {}
+        asked = kernel(str(family))(**shape, node=named, identity=identity, **whose)
         analysis = execution_of(asked, hardware.gpu(str(gpu)), Protocol(str(timer), "warm"))
         misses = np.log(analysis.analytic_s / part["latency_s"].to_numpy())
         parts.append(

@@ -48,6 +48,8 @@ SOURCES = {
         "attention_loops.FMHA_DIMS",
         "collectives.LARGEST_CUSTOM_BYTES",
         "collectives.MAX_GPUS_CUSTOM",
+        "collectives.IN_FLIGHT_BYTES",
+        "collectives.ONE_SHOT_BYTES",
         "embedding.THREADS",
         "gemm.TENSOR_TILES",
         "gemm.VECTOR_TILES",

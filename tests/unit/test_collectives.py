@@ -1,12 +1,15 @@
 """Collectives: volumes by hand, the algorithm that wins, and one sentence for every mistake."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from tilecast import hardware
 from tilecast.errors import InvalidInput, SpecError, UnknownName
-from tilecast.execution import Protocol
+from tilecast.execution import Protocol, constants
 from tilecast.kernels.base import execution_of
-from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter, SendRecv, node_of
+from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter, SendRecv, collective_constants, node_of
 
 H100, A100, H20, MI300X = (hardware.gpu(name) for name in ("h100-sxm", "a100-sxm-80gb", "h20", "mi300x"))
 GRAPH = Protocol(timer="graph")
@@ -43,6 +46,58 @@ def test_small_messages_of_engines_take_one_shot():
     assert execution_of(small, A100, GRAPH).variant[0] == "one-shot"
     assert execution_of(large, A100, GRAPH).variant[0] == "ring"
     assert analytic_s(small) < analytic_s(AllReduce(bytes=1 << 14, num_gpus=4))
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "kilobytes", "way"),
+    [(2, 8192, "one-shot"), (4, 511, "one-shot"), (4, 512, "two-shot"), (8, 255, "one-shot"), (8, 256, "two-shot"), (8, 8192, "two-shot")],
+)
+def test_engines_change_their_kernel_at_fixed_sizes(num_gpus, kilobytes, way):
+    kernel = AllReduce(bytes=kilobytes * 1024, num_gpus=num_gpus, identity="custom")
+    assert execution_of(kernel, H100, GRAPH).variant[0] == way
+
+
+def test_an_engines_kernel_by_hand():
+    # One hop, then 7 x 128 KiB read by 36 x 512 threads of 16 bytes each, which come back after a hop: 3.6 us.
+    using = collective_constants()
+    kernel = AllReduce(bytes=128 * 1024, num_gpus=8, identity="custom")
+    moved_s = 7 * 128 * 1024 * using.step_s / (36 * 512 * 16)
+    start_s = constants().launch_s + constants().launch_cycles / H100.boost_clock_hz
+    assert analytic_s(kernel, H100) == pytest.approx(start_s + using.step_s + moved_s)
+    # TensorRT-LLM's threads ask for more at once: the link's own rate.
+    assert analytic_s(replace(kernel, engine="trtllm"), H100) < analytic_s(kernel, H100)
+
+
+def test_over_pcie_only_pairs_run_an_engines_kernel():
+    rtx = hardware.gpu("rtx-pro-6000-server")
+    pair, four = (AllReduce(bytes=1 << 17, num_gpus=number, identity="custom") for number in (2, 4))
+    assert execution_of(pair, rtx, GRAPH).variant[0] == "one-shot"
+    assert execution_of(four, rtx, GRAPH).variant[0] in ("ring", "tree")
+
+
+def test_a_group_that_fits_into_a_measured_box_stands_in_it():
+    ada = hardware.gpu("rtx-6000-ada")
+    assert node_of(ada, None, 2).id == "pcie-2x-rtx-6000-ada"
+    assert node_of(ada, None, 4).num_gpus == 8
+    pair = AllReduce(bytes=10**9, num_gpus=2)
+    assert analytic_s(pair, ada) == pytest.approx(1e9 / 11.3e9, rel=0.01)
+    assert bound_s(pair, ada) == pytest.approx(1e9 / 32e9)
+
+
+MEASURED_US = {  # medians of SGLang's rows in aiconfigurator-core 0.12.0 (Apache-2.0), in a CUDA graph: 16, 64, 256 KiB, 1 MiB and 4 MiB
+    ("a100-sxm-80gb", 2): (5.5, 5.9, 6.8, 10.9, 25.8), ("a100-sxm-80gb", 4): (6.0, 6.6, 9.9, 18.9, 41.6),
+    ("a100-sxm-80gb", 8): (6.7, 8.5, 17.9, 21.8, 45.1), ("h100-sxm", 2): (4.6, 4.7, 4.7, 7.5, 18.7),
+    ("h100-sxm", 4): (4.2, 5.2, 7.3, 12.8, 30.5), ("h100-sxm", 8): (4.7, 5.7, 12.6, 17.4, 34.3),
+    ("rtx-pro-6000-server", 2): (12.8, 14.4, 25.8, 60.6, 201.3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpu", "num_gpus"), MEASURED_US)
+def test_short_messages_take_what_was_measured(gpu, num_gpus):
+    sizes = [2**10 * kilobytes for kilobytes in (16, 64, 256, 1024, 4096)]
+    kernel = AllReduce(bytes=sizes, num_gpus=num_gpus, identity="custom", engine="sglang")
+    ratio = 1e6 * execution_of(kernel, hardware.gpu(gpu), GRAPH).analytic_s / np.array(MEASURED_US[gpu, num_gpus])
+    assert (abs(np.log(ratio)) < 0.25).all() and abs(np.log(ratio)).mean() < 0.16
 
 
 def test_two_nodes_are_bound_by_their_adapters():

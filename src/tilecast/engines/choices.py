@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from tilecast.engines.base import Quantiser
 from tilecast.hardware import GpuSpec, NodeSpec
-from tilecast.kernels.collectives import LARGEST_CUSTOM_BYTES
+from tilecast.kernels.collectives import JOINED, LARGEST_CUSTOM_BYTES
 
 BLACKWELL = ("sm_100", "sm_103")  # in data centres
 QUANTISERS = MappingProxyType(
@@ -21,7 +21,7 @@ QUANTISERS = MappingProxyType(
 
 def custom_all_reduce(node: NodeSpec, num_gpus: int, num_bytes: float, *, groups: Collection[int]) -> str:
     """An engine's own kernels, which need a link between all GPUs, or just a pair of them; NCCL for all they cannot do."""
-    joined = node.topology in ("switch", "mesh") or num_gpus == 2
+    joined = node.topology in JOINED or num_gpus == 2
     return "custom" if joined and num_gpus in groups and num_bytes <= LARGEST_CUSTOM_BYTES else "nccl"
 
 

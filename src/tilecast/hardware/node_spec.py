@@ -33,6 +33,7 @@ class NodeSpec:
     pair_bytes_per_s: float  # between one pair of linked GPUs
     reduces_in_switch: bool = False  # NVLink SHARP: the switch adds, so an all-reduce moves each byte once
     pcie_bytes_per_s: float | None = None
+    reached_bytes_per_s: float | None = None  # by messages, of a GPU's links: where it was measured
     network_kind: str | None = None
     network_bytes_per_s: float | None = None  # to other nodes
     sources: Mapping[str, Source]

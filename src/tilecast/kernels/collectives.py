@@ -27,7 +27,13 @@ from tilecast.kernels.base import above_zero, sizes
 IDENTITIES = ("nccl", "custom")
 LARGEST_CUSTOM_BYTES = 8 * 2**20  # engines hand larger messages to NCCL
 MAX_GPUS_CUSTOM = 8  # that their kernels are built for
-FULL_BOX = 8  # GPUs: a smaller catalogued box is one that somebody measured, and has to be named
+# vLLM's and SGLang's custom_all_reduce.cuh: 36 blocks of 512 threads, each with one 16-byte word under way; and up to how many bytes every
+# rank reads all of the others' messages, by the most ranks: a pair always does.
+IN_FLIGHT_BYTES = 36 * 512 * 16
+ONE_SHOT_BYTES = {2: LARGEST_CUSTOM_BYTES, 4: 512 * 2**10, 8: 256 * 2**10}
+JOINED = ("switch", "mesh")  # topologies in which every GPU may read every other's memory; elsewhere just a pair does
+DUAL_DIE_LINKS = ("nvlink5",)  # of GPUs made of two dies: a hop takes longer
+FULL_BOX = 8  # GPUs: a smaller catalogued box has to be named, unless its links were measured and the group fits into it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +42,10 @@ class CollectiveConstants:
 
     link_fraction: float
     switch_bytes_per_s: float
-    copy_steps: float
     ramp_s: float
     start_s: float
     step_s: float
+    packaged_step_s: float
 
 
 @cache
@@ -54,6 +60,8 @@ class Group:
     bytes: Floats
     ranks: Floats
     per_node: Floats
+    hop_s: float  # from one rank to the next: flag, fence, and the way through the switch
+    node: NodeSpec
     link_bytes_per_s: Floats  # nominal, one GPU, one direction
     reached_bytes_per_s: Floats  # what data reach of it
     switch_bytes_per_s: Floats  # while the switch adds
@@ -70,23 +78,26 @@ class Way:
     volume: Floats
     network_volume: Floats | float = 0.0
     in_switch: bool = False
-    chunked: bool = True  # passed on in chunks, whose pipeline has to fill, beside a local copy of a rank's own share
+    chunked: bool = True  # passed on in chunks, whose pipeline has to fill
     by_engine: bool = False  # a kernel of the inference engine, not of NCCL
+    in_flight_bytes: float = IN_FLIGHT_BYTES  # of an engine's kernel: that its threads ask for at once
     usable: Floats | bool = True
 
 
 @cache
-def _catalogued_node(gpu: str) -> NodeSpec | None:
-    return next((node for node in hardware.nodes() if node.gpu == gpu and node.num_gpus >= FULL_BOX), None)
+def _catalogued_node(gpu: str, num_gpus: int) -> NodeSpec | None:
+    of_gpu = [node for node in hardware.nodes() if node.gpu == gpu]
+    measured = [node for node in of_gpu if node.reached_bytes_per_s is not None and num_gpus <= node.num_gpus]
+    return next(iter([*measured, *(node for node in of_gpu if node.num_gpus >= FULL_BOX)]), None)
 
 
-def node_of(gpu: GpuSpec, name: str | NodeSpec | None) -> NodeSpec:
-    """The node asked for, else the catalogue's full box of this GPU, else up to 8 cards on their own link or PCIe."""
+def node_of(gpu: GpuSpec, name: str | NodeSpec | None, num_gpus: int = FULL_BOX) -> NodeSpec:
+    """The node asked for, else the catalogue's box of this GPU for a group of `num_gpus`, else up to 8 cards on their own link or PCIe."""
     if isinstance(name, NodeSpec):
         return name
     if name is not None and name != hardware.default_node_id(gpu):
         return hardware.node(name)
-    found = (None if name else _catalogued_node(gpu.id)) or hardware.default_node(gpu)
+    found = (None if name else _catalogued_node(gpu.id, num_gpus)) or hardware.default_node(gpu)
     changed = gpu.overrides.get("link_bytes_per_s")
     if changed is None or found.link_kind != gpu.link_kind:
         return found
@@ -128,12 +139,12 @@ class _Collective(ABC):
     def analyse(self, gpu: GpuSpec, protocol: Protocol) -> Analysis:
         """The same account as a kernel's, with two pipelines: link and network."""
         number_format(self.dtype)
-        using, node = self._constants(), node_of(gpu, self.node)
+        using, node = self._constants(), self._node(gpu)
         identity = self.identity or self.newest_identity(gpu)
         if identity not in IDENTITIES:
             raise InvalidInput(f"identity = {identity!r} must be one of {', '.join(IDENTITIES)}")
         group = self._group(node, using)
-        ways = [way for way in self.ways(group) if not way.by_engine or identity == "custom"]
+        ways = _run_by(identity, self.ways(group))
         if not node.reduces_in_switch:
             ways = [way for way in ways if not way.in_switch]
         overhead_s = self._overhead_s(group, gpu, protocol, identity, using)
@@ -168,16 +179,20 @@ class _Collective(ABC):
 
     def rates(self, gpu: GpuSpec) -> dict[str, float]:
         """What a launch is a matter of, under the names of the parameters that set it: its link, its network beyond one node, latency."""
-        group = self._group(node_of(gpu, self.node), self._constants())
+        group = self._group(self._node(gpu), self._constants())
         found = {"link_bytes_per_s": float(group.link_bytes_per_s[0]), "network_bytes_per_s": float(group.network_bytes_per_s[0])}
         return {name: rate for name, rate in found.items() if np.isfinite(rate)} | {"latency_factor": self.latency_factor or 1.0}
+
+    def _node(self, gpu: GpuSpec) -> NodeSpec:
+        return node_of(gpu, self.node, int(np.max(sizes(num_gpus=self.num_gpus)["num_gpus"])))
 
     def _constants(self) -> CollectiveConstants:
         using = collective_constants()
         if self.latency_factor is None:
             return using
         factor = above_zero(self.latency_factor, "latency_factor")
-        return replace(using, start_s=factor * using.start_s, step_s=factor * using.step_s)
+        slower = {name: factor * getattr(using, name) for name in ("start_s", "step_s", "packaged_step_s")}
+        return replace(using, **slower)
 
     def _overhead_s(self, group: Group, gpu: GpuSpec, protocol: Protocol, identity: str, using: CollectiveConstants) -> Floats:
         """What the timer adds: to a profiler's kernel time the wait for the last rank, which starts about a start later.
@@ -216,6 +231,8 @@ class _Collective(ABC):
             bytes=size["bytes"][:, 0],
             ranks=ranks,
             per_node=per_node,
+            hop_s=using.packaged_step_s if node.link_kind in DUAL_DIE_LINKS else using.step_s,
+            node=node,
             link_bytes_per_s=link,
             reached_bytes_per_s=link * fraction,
             switch_bytes_per_s=np.minimum(link * fraction, using.switch_bytes_per_s),
@@ -228,6 +245,8 @@ class _Collective(ABC):
         # Behind a host bridge what goes in and what goes out share one way; a pair has it for itself.
         crossings = np.where((node.topology == "pcie") & (per_node > 2), 2.0, 1.0)
         fraction = using.link_fraction / crossings
+        if node.reached_bytes_per_s is not None:
+            fraction = np.full_like(per_node, node.reached_bytes_per_s / node.link_bytes_per_s)
         if self.link_bytes_per_s is not None:
             return np.full_like(per_node, above_zero(self.link_bytes_per_s, "link_bytes_per_s")), fraction
         rate = np.full_like(per_node, node.link_bytes_per_s)
@@ -252,17 +271,39 @@ class Cost:
         return np.asarray(self.waits_s + np.maximum(self.link_s, self.network_s) + self.ramp_s)
 
 
+def _run_by(identity: str, ways: list[Way]) -> list[Way]:
+    """NCCL chooses among its own; an engine runs its own wherever it can, and leaves the rest to NCCL."""
+    own = [way for way in ways if way.by_engine]
+    if identity != "custom" or not own:
+        return [way for way in ways if not way.by_engine]
+    taken = np.logical_or.reduce([np.asarray(way.usable) for way in own])
+    return [way if way.by_engine else replace(way, usable=way.usable & ~taken) for way in ways]
+
+
 def _cost(way: Way, group: Group, using: CollectiveConstants, gpu: GpuSpec) -> Cost:
     """Start, steps, the slower of link and network, and what filling the pipeline of chunks costs."""
+    if way.by_engine:
+        return _engine_cost(way, group, using, gpu)
     rate = group.switch_bytes_per_s if way.in_switch else group.reached_bytes_per_s
-    copied = using.copy_steps * group.bytes / group.ranks if way.chunked else 0.0
-    link_s = np.asarray((way.volume + copied) / rate)
+    link_s = np.asarray(way.volume / rate)
     network_s = np.asarray(way.network_volume / (group.network_bytes_per_s * using.link_fraction))
     transfer_s = np.maximum(link_s, network_s)
     ramp_s = using.ramp_s * transfer_s / (using.ramp_s + transfer_s) if way.chunked else 0.0
+    return Cost(waits_s=using.start_s + way.steps * group.hop_s, link_s=link_s, network_s=network_s, ramp_s=ramp_s)
+
+
+def _engine_cost(way: Way, group: Group, using: CollectiveConstants, gpu: GpuSpec) -> Cost:
+    """Threads read their peers' memory, as many words at once as there are threads; hops beyond the first overlap what is moved.
+
+    Over PCIe reads go both ways through one bridge, and the first handshake takes as long as NCCL's.
+    """
     machine = constants()
-    start_s = machine.launch_s + machine.launch_cycles / gpu.boost_clock_hz if way.by_engine else using.start_s
-    return Cost(waits_s=start_s + way.steps * using.step_s, link_s=link_s, network_s=network_s, ramp_s=ramp_s)
+    over_pcie = group.node.topology == "pcie"
+    start_s = using.start_s if over_pcie else machine.launch_s + machine.launch_cycles / gpu.boost_clock_hz
+    crossings = 2.0 if over_pcie and group.node.reached_bytes_per_s is None else 1.0
+    rate = np.minimum(group.reached_bytes_per_s / crossings, way.in_flight_bytes / group.hop_s)
+    moved_s = np.hypot((way.steps - 1.0) * group.hop_s, way.volume / rate)
+    return Cost(waits_s=start_s + group.hop_s, link_s=moved_s, network_s=np.zeros_like(moved_s), ramp_s=0.0)
 
 
 def _ring(group: Group, passes: float) -> Way:
@@ -273,31 +314,39 @@ def _ring(group: Group, passes: float) -> Way:
     return Way(name="ring", steps=passes * (group.ranks - 1.0), volume=passes * inside, network_volume=passes * outside)
 
 
+def _by_rule(group: Group, allowed: Floats) -> tuple[Floats, Floats]:
+    """Which messages vLLM and SGLang send in one step, and which in two."""
+    limits = np.select([group.ranks <= most for most in ONE_SHOT_BYTES], list(ONE_SHOT_BYTES.values()), 0)
+    in_one = (group.bytes < limits) | (group.ranks == 2)
+    return allowed & in_one, allowed & ~in_one
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AllReduce(_Collective):
     """The sum of every rank's message, on every rank."""
 
     family: ClassVar[str] = "all_reduce"
 
+    engine: str | None = None  # whose kernels "custom" stands for
+
     def ways(self, group: Group) -> list[Way]:
         ring = _ring(group, 2.0)
         one_node = group.num_nodes == 1
         depth = np.ceil(np.log2(group.ranks))
-        allowed = one_node & (group.bytes <= LARGEST_CUSTOM_BYTES) & (group.ranks <= MAX_GPUS_CUSTOM)
+        allowed = (
+            one_node & (group.bytes <= LARGEST_CUSTOM_BYTES) & (group.ranks <= (MAX_GPUS_CUSTOM if group.node.topology in JOINED else 2))
+        )
+        in_one, in_two = (allowed, allowed) if self.engine == "trtllm" else _by_rule(group, allowed)
         per_rank = group.bytes / group.ranks
+        read = (group.ranks - 1.0) * group.bytes
+        asked = np.inf if self.engine == "trtllm" else IN_FLIGHT_BYTES
         return [
             ring,
             Way(name="tree", steps=2.0 * depth, volume=2.0 * group.bytes, network_volume=ring.network_volume),
             Way(name="switch", steps=group.ranks + 1.0, volume=group.bytes + per_rank, in_switch=True, usable=one_node & (group.ranks > 2)),
-            Way(
-                name="one-shot",
-                steps=np.ones_like(group.bytes),
-                volume=(group.ranks - 1.0) * group.bytes,
-                chunked=False,
-                by_engine=True,
-                usable=allowed,
-            ),
-            Way(name="two-shot", steps=2.0 + 0.0 * group.bytes, volume=ring.volume, chunked=False, by_engine=True, usable=allowed),
+            Way(name="one-shot", steps=np.ones_like(read), volume=read, by_engine=True, in_flight_bytes=asked, usable=in_one),
+            # Each of the two barriers is told to every peer.
+            Way(name="two-shot", steps=group.ranks + 3.0, volume=ring.volume, by_engine=True, in_flight_bytes=asked, usable=in_two),
         ]
 
     def least_volume(self, group: Group, node: NodeSpec) -> tuple[Floats, Floats]:
