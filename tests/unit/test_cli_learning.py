@@ -48,7 +48,7 @@ def artifact(folder: Path, scores: dict[str, dict[str, float]]) -> None:
             family="gemm", vocabulary={"dtype": ["bf16"]}, gpus=("a100-sxm-80gb", "l40s"), archs=("ada", "ampere"),
             measured={"a100-sxm-80gb": {"16-bit None": []}, "l40s": {"16-bit None": []}},
             level=np.zeros((2, 3), np.float32), low=np.full(num_numbers, -99, np.float32), high=np.full(num_numbers, 99, np.float32),
-            shared=empty(), local=grove({}), carry=1.0,
+            shared=empty(), local=grove({}), carry=1.0, warm=frozenset(),
             as_timed=False, spread=grove({}), quantile=np.full(5, 0.1),
             manifest=manifest,
             digest="",

@@ -16,7 +16,7 @@ from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.rms_norm import RmsNorm
 from tilecast.learning import correction as corrections
 from tilecast.learning import tensors
-from tilecast.learning.correction import Correction, load, read, write
+from tilecast.learning.correction import DRAM_SHARE, TRAFFIC, Correction, load, read, write
 from tilecast.learning.features import GROUPS, Launches, number_names
 from tilecast.learning.relations import relation_names
 from tilecast.learning.trees import Trees, grove
@@ -57,6 +57,7 @@ def by_hand(**changed: Any) -> Correction:
         high=REACH,
         shared=Trees(np.array([[LOG2_M]], np.int32), np.array([[8.0]], np.float32), np.array([[0.1, 0.3]], np.float32)),
         local=grove({"a100-sxm-80gb sglang 16-bit": one_leaf(0.05), "l40s sglang 16-bit": one_leaf(-0.05)}),
+        warm=frozenset(),
         carry=1.0,
         as_timed=False,
         spread=grove({kind: spread(1.0, 2.0) for kind in ("seen", "same-die", "unseen")}),
@@ -400,3 +401,18 @@ def test_a_family_that_cannot_be_learned_is_never_looked_up(monkeypatch: pytest.
     monkeypatch.setattr("tilecast.predictors.kernel.usable", asked)
     assert predict_kernel(RmsNorm(rows=64, cols=4096), "l40s").basis.tolist() == ["analytic"]
     assert predict_kernel(Gemm(m=64, n=64, k=64), "l40s", learned=False).basis.tolist() == ["analytic"]
+
+
+def test_rows_that_found_their_data_in_l2_say_nothing_of_the_way_from_dram():
+    small = {DRAM_SHARE: 0.0, TRAFFIC: -3.0}  # all of its time is DRAM's; a twentieth of L2
+    knows, guesses = by_hand(), by_hand(warm=frozenset(["l40s sglang 16-bit"]))
+    l40s = hardware.gpu("l40s")
+    own = -0.05
+    asked = launches(small, binds="memory")
+    assert knows.correct(asked, l40s).log_ratio - guesses.correct(asked, l40s).log_ratio == pytest.approx(own)
+    beyond = launches({DRAM_SHARE: 0.0, TRAFFIC: 1.0}, binds="memory")  # larger than L2: rows came from DRAM too
+    assert guesses.correct(beyond, l40s).log_ratio == knows.correct(beyond, l40s).log_ratio
+    timed = replace(asked, timed=asked.numbers)  # asked for as rows were timed
+    assert guesses.correct(timed, l40s).log_ratio == knows.correct(timed, l40s).log_ratio
+    many = launches(small, {DRAM_SHARE: 0.0, TRAFFIC: 1.0}, binds="memory")
+    assert guesses.correct(many, l40s).log_ratio == pytest.approx([float(guesses.correct(one, l40s).log_ratio) for one in (asked, beyond)])

@@ -11,6 +11,7 @@ import pytest
 
 from tilecast import hardware
 from tilecast.datasets.schema import conform, schema
+from tilecast.datasets.splits import twins
 from tilecast.errors import InvalidInput, MissingData, UnknownName
 from tilecast.execution import Protocol
 from tilecast.execution import constants as machine_constants
@@ -462,3 +463,36 @@ def test_rows_of_ones_own_keep_their_engine(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("family,gpu,dtype,engine,m,n,k,measured_s\ngemm,l40s,bf16,vllm,64,64,64,1e-5\ngemm,l40s,bf16,,64,64,64,1e-5\n")
     assert recipes.user_rows(path, "gemm")["engine"].cast(str).to_list() == ["vllm", "sglang"]
+
+
+def test_a_twins_many_rows_drown_a_gpus_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(gpu: str, dtype: str, number: int) -> pl.DataFrame:
+        made = pl.DataFrame({"gpu": gpu, "m": list(range(1, number + 1)), "n": 64, "k": 64, "latency_s": 1e-5, "origin_row": 0})
+        named = {"dtype": dtype, "identity": "cublas", "timer": "graph", "cache": "warm", "engine": "sglang"}
+        return conform(made, "gemm", **named, source="aiconfigurator", licence="", origin="here")
+
+    parts = [rows("h100-sxm", "bf16", 440), rows("h800-sxm", "fp16", 40), rows("h800-sxm", "fp8", 40), rows("h200-sxm", "bf16", 40)]
+    stored = pl.concat(parts)
+    monkeypatch.setattr(recipes, "_stored_rows", lambda family, name: stored if name == "aiconfigurator" else stored.clear())
+    found = recipes.training_rows("gemm", ["aiconfigurator"]).group_by("gpu", "dtype").len()
+    counts = {(str(gpu), str(dtype)): count for gpu, dtype, count in found.iter_rows()}
+    # An H800 differs from an H100 in its links alone; an H200 has other memory, and H100 has no fp8 rows.
+    assert counts == {("h100-sxm", "bf16"): 440, ("h800-sxm", "fp8"): 40, ("h200-sxm", "bf16"): 40}
+    assert twins("h800-sxm") == ["h100-sxm"] and "h200-sxm" not in twins("h100-sxm")
+
+
+def test_memorys_level_is_told_by_rows_that_came_from_dram() -> None:
+    traffic = number_names("attention_decode").index("log traffic over cache")
+    number = 2 * training.ENOUGH
+    numbers = np.zeros((number, len(number_names("attention_decode"))), np.float32)
+    timed = numbers.copy()
+    timed[::2, traffic] = -3.0  # every other one found its data in L2, and took half as long again as physics says
+    data = Examples(
+        numbers=numbers, timed=timed, names=[{}], group_of=np.zeros(number, np.int64), binds=np.full(number, GROUPS.index("memory")),
+        gpu=np.full(number, "l40s"), target=np.where(np.arange(number) % 2 == 0, 0.4, 0.01), shape=np.zeros(number), weight=np.ones(number),
+        rank=np.arange(number), steady=np.ones(number, bool),
+    )  # fmt: skip
+    told = training.levels(data, ["l40s"], training._from_dram(data))[0, GROUPS.index("memory")]
+    mixed = training.levels(data, ["l40s"])[0, GROUPS.index("memory")]
+    assert told == pytest.approx(0.01, abs=0.05) and mixed > 0.15
+    assert not training._found_in_l2(data)

@@ -63,6 +63,16 @@ def by_generation(frame: pl.DataFrame, arch: str) -> tuple[pl.DataFrame, pl.Data
     return _divide(frame, frame["gpu"].cast(pl.String).is_in(members), Split("generation", arch, 0, 0, 0))
 
 
+def twins(name: str) -> list[str]:
+    """Other ids of one chip at the same SMs, clock, memory and power: only their links differ, and who measured them."""
+
+    def rates(spec: hardware.GpuSpec) -> tuple[object, ...]:
+        return spec.die, spec.num_sms, spec.boost_clock_hz, spec.dram_bytes_per_s, spec.l2_bytes, spec.tdp_w
+
+    own = hardware.gpu(name)
+    return [spec.id for spec in hardware.gpus() if spec.id != own.id and rates(spec) == rates(own)]
+
+
 def same_die(gpu: str) -> list[str]:
     """The ids that share `gpu`'s die, itself included."""
     die = hardware.gpu(gpu).die

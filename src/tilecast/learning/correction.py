@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from tilecast.errors import MissingData
 from tilecast.execution.arithmetic import clip, entry, exp, maximum, minimum, where
+from tilecast.execution.cache import EMPTY, FULL
 from tilecast.execution.tasks import Numbers
 from tilecast.hardware import GpuSpec, as_catalogued
 from tilecast.hardware import gpu as catalogued
 from tilecast.learning import tensors
-from tilecast.learning.features import GROUPS, Launches
+from tilecast.learning.features import COMMON, GROUPS, Launches
 from tilecast.learning.manifests import FOLDER
 from tilecast.learning.tensors import ADVICE
 from tilecast.learning.trees import Forest, Grove, Trees, forest, together
@@ -41,6 +42,7 @@ LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wro
 FARTHEST = math.log(2.5)  # between rates of two parts of one die: beyond it another pipeline binds, and the other's errors are not its own
 FRAMEWORKS = frozenset(("pytorch", "framework"))  # engines whose rows are calls of a library, not of a server
 SAME_HEADROOM = 0.05  # of the highest clock over the rated one, in log
+DRAM_SHARE, TRAFFIC = COMMON.index("share dram"), COMMON.index("log traffic over cache")
 NARROWEST, WIDEST = 0.01, 1.5  # log: half an interval
 ARRAYS = ("level", "low", "high", "quantile")
 TREES = {
@@ -66,6 +68,7 @@ class Correction:
     local: Grove  # by `forest_key`: what is special to a GPU, engine and number format
     as_timed: bool  # whether the shared trees see launches in the state they are timed in
     carry: float  # how much of the shared trees holds on GPUs nobody measured, by leaving architectures out
+    warm: frozenset[str]  # keys of `local` whose rows were all timed with what L2 had kept
     spread: Grove  # log of the error to expect: "seen" on GPUs with data, "same-die" where one stands in, "unseen" on others
     quantile: NDArray[np.float64]  # by ERRORS: in units of that error, half the 80 % interval of log(measured / median)
     manifest: Mapping[str, Any]
@@ -83,8 +86,10 @@ class Correction:
         timed = None if not self.as_timed or launches.timed is None else launches.timed[0] if is_lone else launches.timed
         beyond = speaker.range.beyond(numbers)
         fade = exp(-((maximum(beyond - RANGE_SLACK, 0.0) / FADE_RANGE) ** 2))
-        trees, log_error = speaker.says(numbers, timed)
-        log_ratio = fade * (speaker.carry * trees + entry(speaker.level, group))
+        shared, own, log_error = speaker.says(numbers, timed)
+        if speaker.knows_l2_alone and launches.timed is None:
+            own = own * (1.0 - _unseen_share(numbers, gpu))
+        log_ratio = fade * (speaker.carry * (shared + own) + entry(speaker.level, group))
         log_ratio = clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
         outside = where(beyond > RANGE_SLACK, 1, 0)
         basis = outside if speaker.basis == 0 else speaker.basis
@@ -196,12 +201,21 @@ class Speaker:
     level: NDArray[np.float64]
     basis: int  # of launches inside the training range: index into BASES
     quantile: NDArray[np.float64]  # of launches inside and outside that range
+    knows_l2_alone: bool = False  # its rows that fit into L2 were found there
 
-    def says(self, numbers: NDArray[np.float32], timed: NDArray[np.float32] | None) -> tuple[Any, Any]:
-        """What trees add, and the log of the error to expect. `timed` is what shared trees see, where that is not `numbers`."""
+    def says(self, numbers: NDArray[np.float32], timed: NDArray[np.float32] | None) -> tuple[Any, Any, Any]:
+        """What trees of all and of this GPU add, and the log of the error to expect. `timed` is what shared trees see, where that is not
+        `numbers`."""
         sums = self.forest.sums(numbers) if timed is None else self.timed_forest.sums(np.concatenate([numbers, timed], axis=-1))
         shared, own, log_error = sums.tolist() if sums.ndim == 1 else sums
-        return shared + own, log_error
+        return shared, own, log_error
+
+
+def _unseen_share(numbers: NDArray[np.float32], gpu: GpuSpec) -> Any:
+    """Of a cold launch's time, what no row shows that found its data in L2: their way from DRAM."""
+    columns = numbers.T
+    traffic = exp(columns[TRAFFIC]) * gpu.l2_partitions  # over what L2 keeps
+    return minimum(exp(columns[DRAM_SHARE]), 1.0) * clip((EMPTY - traffic) / (EMPTY - FULL), 0.0, 1.0)
 
 
 @lru_cache(maxsize=1024)
@@ -218,7 +232,7 @@ def _speaker(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str],
     if known is None:
         return Speaker(*forests, _range(correction), correction.carry, np.zeros(len(GROUPS)), basis, quantile)
     level = correction.level[correction.gpus.index(known)].astype(np.float64)
-    return Speaker(*forests, _range(correction), 1.0, level, basis, quantile)
+    return Speaker(*forests, _range(correction), 1.0, level, basis, quantile, forest_key(known, names) in correction.warm)
 
 
 def _in_its_engine(correction: Correction, names: dict[str, str], known: str | None) -> dict[str, str]:
@@ -309,6 +323,7 @@ def read(path: Path) -> Correction:
             archs=tuple(index["archs"]),
             carry=float(index["carry"]),
             as_timed=bool(index.get("as_timed", False)),
+            warm=frozenset(index.get("warm", ())),
             measured=index["measured"],
             shared=Trees(*(arrays[f"shared.{part}"] for part in TREES["shared"])),
             local=Grove(**{part: arrays[f"local.{part}"] for part in TREES["local"]}, where=index["local"]),
@@ -327,6 +342,6 @@ def write(correction: Correction, folder: Path) -> Path:
     trees = {f"{name}.{part}": getattr(getattr(correction, name), part) for name, parts in TREES.items() for part in parts}
     arrays = trees | {name: getattr(correction, name) for name in ARRAYS}
     index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "as_timed", "carry", "measured")}
-    index |= {name: dict(getattr(correction, name).where) for name in ("local", "spread")}
+    index |= {name: dict(getattr(correction, name).where) for name in ("local", "spread")} | {"warm": sorted(correction.warm)}
     tensors.write_stated(path, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)}, correction.manifest)
     return path

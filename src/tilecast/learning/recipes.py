@@ -38,6 +38,7 @@ SETTINGS = {
     "attention_decode": replace(DEEP, shared_as_timed=True),
 }
 KERNEL = ("dtype", "identity")
+FAINT = 10  # times as many rows of a twin drown a GPU's own
 ALL = "all"  # among names: the family's sources that are here, for a user who adds rows to them
 QUICK = Settings(shared_trees=60, local_trees=60, local_depth=6, rows_per_slice=400)
 
@@ -61,21 +62,35 @@ def training_rows(family: str, names: Sequence[str]) -> pl.DataFrame:
     default = [name for name in SOURCES[family] if isinstance(here[name], Path)]
     given = [name for name in names if Path(name) not in files]
     stored = list(dict.fromkeys(one for name in given for one in (default if name == ALL else [name]))) if names else default
+    kernel = pl.col(*KERNEL, *(["moe_pass"] if family == "moe" else [])).cast(pl.String).fill_null("-").str.replace("fp16|bf16", "16-bit")
     frames: list[pl.DataFrame] = []
     spoken_for: set[str] = set()
     for name in stored:  # labs differ by more than shapes do: the first source that has a kernel on a GPU is the one that speaks for it
-        found = _stored_rows(family, name)
-        key = pl.concat_str(
-            [pl.col("gpu", *KERNEL, *(["moe_pass"] if family == "moe" else [])).cast(pl.String).fill_null("-")], separator=" "
-        )
-        found = found.with_columns(key.str.replace("fp16|bf16", "16-bit").alias("_key")).filter(~pl.col("_key").is_in(sorted(spoken_for)))
+        found = _stored_rows(family, name).with_columns(pl.concat_str(kernel, separator=" ").alias("_kernel"))
+        key = pl.concat_str(pl.col("gpu").cast(pl.String), "_kernel", separator=" ")
+        found = found.with_columns(key.alias("_key")).filter(~pl.col("_key").is_in(sorted(spoken_for)))
         spoken_for |= set(found["_key"].unique())
         frames.append(found.drop("_key"))
-    frames += [user_rows(path, family) for path in files]
-    rows = pl.concat(frames) if frames else pl.DataFrame()
+    rows = _without_faint_twins(pl.concat(frames)).drop("_kernel") if frames else pl.DataFrame()
+    rows = pl.concat([*([rows] if frames else []), *(user_rows(path, family) for path in files)]) if files else rows
     if not rows.height:
         raise MissingData(f"no usable rows of {family} in {', '.join(names or SOURCES[family])}")
     return rows
+
+
+def _without_faint_twins(rows: pl.DataFrame) -> pl.DataFrame:
+    """Without a kernel's few rows on a GPU whose twin has far more of it: they cover few shapes, and speak of their lab's habits elsewhere.
+
+    H800's 16-bit products were measured at 128 tokens and fewer: with its own level and trees it was a twelfth faster than an H100.
+    """
+    counts = {(str(gpu), kernel): count for gpu, kernel, count in rows.group_by("gpu", "_kernel").len().iter_rows()}
+    kin = {gpu: splits.twins(gpu) for gpu in {gpu for gpu, _ in counts}}
+    faint = [
+        f"{gpu} {kernel}"
+        for (gpu, kernel), count in counts.items()
+        if count * FAINT < max((counts.get((twin, kernel), 0) for twin in kin[gpu]), default=0)
+    ]
+    return rows.filter(~pl.concat_str(pl.col("gpu").cast(pl.String), "_kernel", separator=" ").is_in(faint))
 
 
 def _stored_rows(family: str, name: str) -> pl.DataFrame:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from tilecast import hardware
 from tilecast.datasets.splits import same_die
 from tilecast.errors import MissingData
+from tilecast.execution.cache import FULL
 from tilecast.learning.boosting import boost
-from tilecast.learning.correction import ERRORS, SAME_DIE, Correction, forest_key, kernel_key
+from tilecast.learning.correction import ERRORS, SAME_DIE, TRAFFIC, Correction, forest_key, kernel_key
 from tilecast.learning.examples import Examples, examples, flags, vocabulary
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.intervals import Residuals, with_intervals
@@ -27,6 +28,7 @@ from tilecast.learning.trees import grove
 
 HELD_OUT = 0.15  # of shapes, for the intervals of GPUs with data
 ROWS_PER_TREE = 20  # of a GPU, engine and number format: a few rows make a few trees
+ENOUGH = 200  # rows for a level of their own
 CARRIES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 Say = Callable[[str], None]
@@ -181,7 +183,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
     data = data.where(data.steady)
     gpus = tuple(sorted(set(data.gpu.tolist())))
     words = vocabulary(data)
-    level = levels(data, gpus)
+    level = levels(data, gpus, _from_dram(data) if settings.shared_as_timed else None)
     place = np.searchsorted(gpus, data.gpu)
     left = data.target - level[place, data.binds]
     named = flags(data, words)
@@ -189,7 +191,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
     seen = data.timed if settings.shared_as_timed else data.numbers
     columns = np.concatenate([seen[few], named[data.group_of[few]]], axis=1)
     shared = boost(columns, left[few], data.weight[few], settings.shared_trees, settings.shared_depth, settings.shared_rate, settings.bins)
-    local = {}
+    local, warm = {}, set()
     for key, rows in _own_rows(data, gpus if own is None else own).items():
         columns = np.concatenate([data.numbers[rows], named[data.group_of[rows]]], axis=1)
         trees = min(settings.local_trees, len(rows) // ROWS_PER_TREE)
@@ -197,6 +199,8 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
             everywhere = np.concatenate([seen[rows], named[data.group_of[rows]]], axis=1) if settings.shared_as_timed else columns
             here = left[rows] - shared.predict(everywhere)
             local[key] = boost(columns, here, None, trees, settings.local_depth, settings.local_rate, settings.bins)
+            if settings.shared_as_timed and _found_in_l2(data.where(rows)):
+                warm.add(key)
     return Correction(
         family=family,
         vocabulary=words,
@@ -209,12 +213,20 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
         shared=shared,
         local=grove(local),
         carry=1.0,
+        warm=frozenset(warm),
         as_timed=settings.shared_as_timed,
         spread=grove({}),
         quantile=np.full(len(ERRORS), 0.3),
         manifest={},
         digest="",
     )
+
+
+def _found_in_l2(data: Examples) -> bool:
+    """Whether all rows whose data fit into L2 were timed with them there."""
+    cold, timed = data.numbers[:, TRAFFIC], data.timed[:, TRAFFIC]
+    fits = (cold > np.log(0.02)) & (cold < np.log(FULL / 2.0))  # enough to tell, and inside L2 however that is divided
+    return bool(fits.any() and (timed < cold - 0.1)[fits].all())
 
 
 def _own_rows(data: Examples, gpus: Collection[str]) -> dict[str, NDArray[np.int64]]:
@@ -255,18 +267,28 @@ def _kernels_on(data: Examples, gpu: str) -> dict[str, list[str]]:
     return {key: sorted(engines) for key, engines in sorted(found.items())}
 
 
-def levels(data: Examples, gpus: Sequence[str]) -> NDArray[np.float64]:
-    """Median log ratio per GPU and what binds, shrunk towards the GPU's own median where rows are few."""
+def levels(data: Examples, gpus: Sequence[str], from_dram: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    """Median log ratio per GPU and what binds, shrunk towards the GPU's own median where rows are few.
+
+    `from_dram`: rows that speak of DRAM; where a GPU has enough of them, those that were served by L2 do not tell its memory's level.
+    """
     level = np.zeros((len(gpus), len(GROUPS)))
     for place, gpu in enumerate(gpus):
         mine = data.gpu == gpu
         overall = float(np.median(data.target[mine]))
-        for group in range(len(GROUPS)):
+        for group, name in enumerate(GROUPS):
             chosen = mine & (data.binds == group)
+            if name == "memory" and from_dram is not None and (chosen & from_dram).sum() >= ENOUGH:
+                chosen &= from_dram
             count = int(chosen.sum())
             own = float(np.median(data.target[chosen])) if count else overall
             level[place, group] = (count * own + 50 * overall) / (count + 50)
     return level
+
+
+def _from_dram(data: Examples) -> NDArray[np.bool_]:
+    """Rows that found nothing of their data in L2."""
+    return np.asarray(data.timed[:, TRAFFIC] > data.numbers[:, TRAFFIC] - 0.01)
 
 
 def _scores(residuals: dict[str, Residuals]) -> dict[str, dict[str, float]]:
