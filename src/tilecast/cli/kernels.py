@@ -10,7 +10,7 @@ import click
 import numpy as np
 
 from tilecast import hardware, units
-from tilecast.cli.files import target_file, unwritten
+from tilecast.cli.files import target_file, written_whole
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
 from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, checked_engine, meant, plain_value
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
@@ -42,7 +42,7 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
     """
     if Path(source).suffix.lower() not in FORMATS:
         raise InvalidInput(f"{source!r} must end in {' or '.join(FORMATS)}")
-    target_file("--out", target, FORMATS)
+    path = target_file("--out", target, FORMATS, reads=(source, profile))
     columns = read(Path(source))
     if unread := check_columns(columns):
         say(f"carried over unread: {', '.join(unread)}")
@@ -61,7 +61,7 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
     for name in dict.fromkeys(name for name, seconds in named if seconds is not None):
         if note := hardware.resolution_note(name):
             say(note)
-    write(Path(target), columns | predicted)
+    write(path, columns | predicted)
     for row, reason in bad[:10]:
         say(f"row {row + 1}: {reason}")
     num_rows = len(next(iter(columns.values())))
@@ -254,22 +254,14 @@ def _carried(text: str) -> Any:
 
 def write(path: Path, columns: dict[str, list[Any]]) -> None:
     """All columns, under a temporary name first."""
-    import os
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with written_whole("--out", path) as draft:
         if path.suffix.lower() == ".parquet":
-            _polars().DataFrame(columns, strict=False).write_parquet(temporary)
+            _polars().DataFrame(columns, strict=False).write_parquet(draft)
         else:
-            with temporary.open("w", newline="", encoding="utf-8") as file:
+            with draft.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(columns)
                 writer.writerows(zip(*([cell(value) for value in values] for values in columns.values()), strict=True))
-        temporary.replace(path)
-    except OSError as problem:
-        raise InvalidInput(unwritten("--out", path, problem)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _polars() -> Any:

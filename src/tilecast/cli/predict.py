@@ -94,7 +94,8 @@ def command(
     output = {"as_json": as_json, "as_csv": as_csv, "as_python": as_python}
     if as_python:
         refuse_as_python(html=html_path, trace=trace_path)
-    page, timeline = target("--html", html_path, (".html", ".htm")), target("--trace", trace_path, (".json",))
+    reads = (model, requests_path, given["profile"])
+    page, timeline = target("--html", html_path, (".html", ".htm"), reads=reads), target("--trace", trace_path, (".json",), reads=reads)
     overrides = overrides_from(assignments)
     line = command_line(
         "predict", model, gpu=gpu, **said, requests=requests_path, concurrency=concurrency, engine_set=engine_assignments,

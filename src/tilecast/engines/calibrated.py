@@ -46,7 +46,9 @@ def read_run(path: Path) -> dict[str, Any]:
         run = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MissingData(f"no file {path}") from None
-    except (OSError, ValueError) as problem:
+    except OSError as problem:
+        raise InvalidInput(f"cannot read {path}: {(problem.strerror or str(problem)).lower()}") from None
+    except (ValueError, RecursionError) as problem:
         raise InvalidInput(f"{path} is no JSON: {problem}") from None
     if not isinstance(run, dict):
         raise InvalidInput(f"{path} must hold an object with command, inputs and measured")
