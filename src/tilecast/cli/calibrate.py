@@ -55,7 +55,6 @@ def command(rows: str | None, gpu: str, run_path: str | None, planned: int | Non
 
 def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | None, target: str, path: Path) -> Report:
     from tilecast.cli.kernels import check_columns, meanings, read
-    from tilecast.cli.parameters import checked_engine
     from tilecast.engines.calibrated import evidence_from_run, read_run
     from tilecast.learning import profiles
     from tilecast.learning.calibration import both
@@ -66,8 +65,6 @@ def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | N
         columns = meanings(read(Path(rows)))
         columns.setdefault("gpu", [gpu.id] * len(next(iter(columns.values()), [])))
         check_columns(columns)
-        for engine in {engine for engine in columns.get("engine", []) if engine}:
-            checked_engine(engine)
         found, used = evidence_from_rows([dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)], gpu)
     if run_path:
         run = evidence_from_run(read_run(Path(run_path)), gpu)

@@ -83,7 +83,7 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
 
 def _check_files(names: tuple[str, ...], families: list[str]) -> None:
     """A user's rows of every family, before the first one is fitted and written."""
-    from tilecast.cli.parameters import checked_engine
+    from tilecast.kernels.base import checked_engine
     from tilecast.learning.recipes import user_rows
 
     for path in (Path(name) for name in names if Path(name).suffix in (".csv", ".parquet")):

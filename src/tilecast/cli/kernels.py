@@ -12,7 +12,7 @@ import numpy as np
 from tilecast import hardware, units
 from tilecast.cli.files import target_file, written_whole
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
-from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, checked_engine, meant, plain_value
+from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, meant, plain_value
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
 from tilecast.report import Report, versions
 from tilecast.report.renderers.text import cell
@@ -189,8 +189,6 @@ def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[s
         missing = str(problem).partition("argument")[2].lstrip("s: ").strip()
         raise InvalidInput(f"{first['family']} lacks {missing}") from None
     timing = {name: first[name] for name in ("timer", "cache", "engine") if first.get(name)}
-    if "engine" in timing:
-        checked_engine(timing["engine"])
     prediction = predict_kernel(built, first["gpu"], **timing, profile=profile)
     values = {name: getattr(prediction, name) for name in ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "basis")}
     values["bound_by"] = prediction.analysis.bound_by

@@ -92,7 +92,7 @@ def predict_kernel(
     True
     """
     spec = hardware.gpu(gpu, overrides)
-    check_asked(kernel, engine)
+    engine = check_asked(kernel, engine)
     if getattr(kernel, "identity", None) == "":  # a name that was left empty, as a cell may be
         kernel = replace(kernel, identity=None)
     protocol = _protocol(timer, cache)
