@@ -54,7 +54,7 @@ def command(rows: str | None, gpu: str, run_path: str | None, planned: int | Non
 
 
 def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | None, target: str, path: Path) -> Report:
-    from tilecast.cli.kernels import check_columns, meanings, read
+    from tilecast.cli.kernels import check_columns, foreign_cells, meanings, read
     from tilecast.engines.calibrated import evidence_from_run, read_run
     from tilecast.learning import profiles
     from tilecast.learning.calibration import both
@@ -64,8 +64,14 @@ def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | N
     if rows:
         columns = meanings(read(Path(rows)))
         columns.setdefault("gpu", [gpu.id] * len(next(iter(columns.values()), [])))
-        check_columns(columns)
+        unread = check_columns(columns)
         found, used = evidence_from_rows([dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)], gpu)
+        if unread:
+            say(f"not read: {', '.join(unread)}")
+        if foreign := foreign_cells(columns):
+            say(f"not read, as these kernels have no such parameter: {foreign}")
+        if used < (given := len(columns["gpu"])):
+            say(f"{given - used:,} of {given:,} rows are of other GPUs than {gpu.id} and left out")
     if run_path:
         run = evidence_from_run(read_run(Path(run_path)), gpu)
         found = run if found is None else both(found, run)

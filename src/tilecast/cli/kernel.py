@@ -80,7 +80,11 @@ def family_command(kernel: Any) -> click.Command:
         click.Option(["--why"], is_flag=True, help="What would make it 20 % faster."),
         click.Option(["--ceiling"], is_flag=True, help="What well-made kernels reach for such work, and what the gap is made of."),
         click.Option(["--measured"], metavar="TIME", help="With --ceiling: a measured time with its unit, to place, e.g. 293us."),
-        click.Option(["--sweep"], metavar="NAME=FROM:TO:STEP", help="A curve over one size, e.g. m=1:8192:x2 or m=64:4096:64."),
+        click.Option(
+            ["--sweep"],
+            metavar="NAME=FROM:TO:STEP",
+            help="A curve over one size, e.g. m=1:8192:x2 (or 1:8192, doubling) or m=64:4096:64.",
+        ),
         click.Option(["--plot", "plot_path"], metavar="FILE", help="Draw the sweep: .png, .svg, .pdf or .html (extra viz)."),
         click.Option(["--set", "assignments"], metavar="FACT=VALUE", multiple=True, help="What if: change a fact of the GPU (repeatable)."),
     ]
@@ -102,6 +106,7 @@ def _callback(kernel: Any) -> Any:
         }  # fmt: skip
         parameters = {name: parsed(name, text) for name, text in given.items() if text is not None and text.strip()}  # "" as an empty cell
         swept = [sweep_values(asked["sweep"])[0]] if asked["sweep"] else []
+        unused = [name for name in swept if parameters.pop(name, None) is not None]
         check_missing(kernel.family, [entry.name for entry in fields(kernel) if _is_required(entry)], [*parameters, *swept])
         check_lengths(parameters)
         if asked["plot_path"] and not asked["sweep"]:
@@ -111,6 +116,8 @@ def _callback(kernel: Any) -> Any:
         if note := hardware.resolution_note(asked["gpu"]):
             say(note)
         report = kernel_report(kernel, parameters, asked)
+        for name in unused:
+            say(f"{option(name)} {given[name]} is not used: --sweep {asked['sweep']} says {name}")
         if "node" in parameters:
             spec = hardware.gpu(asked["gpu"])
             if foreign := hardware.foreign_note(node_of(spec, parameters["node"]), spec):

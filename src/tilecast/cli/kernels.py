@@ -1,6 +1,7 @@
 """`tilecast kernels IN --out OUT`: predict every row of a file; row order kept, format by extension."""
 
 import csv
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType
@@ -62,6 +63,8 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
         if note := hardware.resolution_note(name):
             say(note)
     write(path, columns | predicted)
+    if foreign := foreign_cells(columns):
+        say(f"carried over unread, as these kernels have no such parameter: {foreign}")
     for row, reason in bad[:10]:
         say(f"row {row + 1}: {reason}")
     num_rows = len(next(iter(columns.values())))
@@ -87,6 +90,22 @@ def check_columns(columns: dict[str, list[Any]]) -> list[str]:
             allowed = ", ".join(dict.fromkeys([*COMMON, *own]))
             raise InvalidInput(f"unknown column {name!r}: did you mean {near[0]}? Allowed here are {allowed}")
     return unread
+
+
+def foreign_cells(columns: dict[str, list[Any]]) -> str:
+    """Filled cells that the family of their row does not have, and that so change nothing: "window of mla_decode (3 rows)"."""
+    from tilecast.kernels.registry import kernels
+
+    families = list(map(str, columns["family"]))
+    own = {family: {entry.name for entry in fields(kernels()[family])} for family in {*families} & {*kernels()}}
+    asked = [name for name in columns if name in _parameters() - {*COMMON, *OF_MEASUREMENTS}]
+    found = Counter(
+        (name, family)
+        for name in asked
+        for family, cell in zip(families, _meant(name, columns[name]), strict=True)
+        if cell is not None and family in own and name not in own[family]
+    )
+    return ", ".join(f"{name} of {family} ({number:,} row{'s' if number > 1 else ''})" for (name, family), number in found.items())
 
 
 def _parameters() -> set[str]:
@@ -222,8 +241,10 @@ def read(path: Path) -> dict[str, list[Any]]:
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 table = [line for line in csv.reader(file) if len(line) > 1 or "".join(line).strip()]
-        except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        except OSError as problem:
             raise MissingData(f"cannot read {path}: {problem}") from None
+        except (UnicodeDecodeError, csv.Error) as problem:
+            raise InvalidInput(f"{path} is no CSV in UTF-8: {problem}") from None
         if not table:
             raise InvalidInput(f"{path} is empty")
         header, *lines = table

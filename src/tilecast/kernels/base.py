@@ -121,8 +121,9 @@ def flag(given: Any, name: str) -> Any:
         values = np.asarray(given)
     except ValueError:
         values = np.empty(0, dtype=object)
-    if values.dtype.kind not in "biuf" or not values.size or not np.isin(values, (0, 1)).all():
-        raise InvalidInput(f"{name} = {shown(given)} must be true or false")
+    wrong = ~np.isin(values, (0, 1)) if values.dtype.kind in "biuf" else np.ones(values.shape, bool)
+    if not values.size or wrong.any():
+        raise InvalidInput(f"{name} = {shown(values[wrong].tolist()[0] if values.size else given)} must be true or false")
     return values.astype(bool).reshape(-1, 1)
 
 

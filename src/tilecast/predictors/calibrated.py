@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tilecast import hardware
-from tilecast.errors import InvalidInput, MissingData, TilecastError
+from tilecast.errors import InvalidInput, MissingData, TilecastError, shown
 from tilecast.execution import Priced, Protocol
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import checked_engine, priced
@@ -83,8 +83,8 @@ def _measured(row: Mapping[str, Any], gpu: GpuSpec) -> tuple[Sites, float]:
     measured_s = row["measured_s"]
     is_number = isinstance(measured_s, int | float) and not isinstance(measured_s, bool)
     if not is_number or not SHORTEST_S <= measured_s <= LONGEST_S:
-        shown = "empty" if measured_s is None else measured_s
-        raise InvalidInput(f"measured_s = {shown} must be seconds between {SHORTEST_S:g} and {LONGEST_S:g}")
+        told = "empty" if measured_s is None else measured_s if isinstance(measured_s, str) else shown(measured_s)
+        raise InvalidInput(f"measured_s = {told} must be seconds between {SHORTEST_S:g} and {LONGEST_S:g}")
     if not row["family"]:
         raise InvalidInput("family is empty")
     record = kernel_record(str(row["family"]))
