@@ -224,7 +224,7 @@ def _headline(prediction: KernelPrediction) -> Grid:
     analysis, runs = prediction.analysis, identity_on(prediction.kernel, prediction.gpu)
     rows = [
         ("latency", units.interval_s(prediction.median_s[0], prediction.low_s[0], prediction.high_s[0]), "median and 80 % interval"),
-        ("bound", units.human("_s", prediction.bound_s[0]), "largest demand at the highest clock"),
+        ("bound", units.human("_s", prediction.bound_s[0]), "least work at the highest rates"),
         ("efficiency", f"{100 * prediction.efficiency[0]:.0f} %", "bound / latency"),
         ("basis", str(prediction.basis[0]), "what the number rests on"),
         *([("identity", runs, "the kernel; left open, what the newest SGLang runs")] if runs else []),
