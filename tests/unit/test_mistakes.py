@@ -121,6 +121,10 @@ def test_other_doors_refuse_in_our_words_too() -> None:
         tilecast.predict("Qwen/Qwen3-0.6B", "h100-sxm", batch=1, isl=8, osl=1, quant=3)  # type: ignore[arg-type]
 
 
+def test_every_public_name_says_what_it_is() -> None:
+    assert not [name for name in tilecast.__all__ if name != "__version__" and not getattr(tilecast, name).__doc__]
+
+
 def test_a_gpu_is_its_name_its_path_or_itself(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('base = "h100-sxm"\nnum_sms = 100\n')
