@@ -21,6 +21,8 @@ MOST_SHOWN = 60  # characters of what was given
 def shown(value: object) -> str:
     """What was given, on one line, cut where it would fill a page."""
     text = " ".join(repr(value).split())
+    if len(text) > MOST_SHOWN and isinstance(value, int) and abs(value) < 10**308:
+        return f"{value:g}"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 

@@ -6,8 +6,9 @@ A name's ending decides which units its text may carry: `dram_bytes_per_s` takes
 
 import math
 import re
+from numbers import Integral
 
-from tilecast.errors import InvalidInput
+from tilecast.errors import InvalidInput, shown
 
 DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
@@ -67,6 +68,19 @@ def parse(name: str, text: str) -> float:
     if not math.isfinite(value):
         raise InvalidInput(f"{name} = {text!r} is not a finite number")
     return value
+
+
+def whole(name: str, value: object, most: int | None = None) -> int:
+    """A count as Python's own integer, whatever library it comes from: numpy's overflow in silence and are no JSON.
+
+    >>> whole("batch", 32)
+    32
+    """
+    number = value if type(value) is int else int(value) if isinstance(value, Integral) and not isinstance(value, bool) else 0
+    if number < 1 or (most is not None and number > most):
+        allowed = "of at least 1" if most is None else f"from 1 to {most:,}"
+        raise InvalidInput(f"{name} = {shown(value)} must be a whole number {allowed}")
+    return number
 
 
 def _allowed(units: dict[str, float]) -> str:

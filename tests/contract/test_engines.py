@@ -5,6 +5,7 @@ import pytest
 from tilecast import hardware
 from tilecast.engines.base import RELEASE, _captured, _facts, _table, engine, engines
 from tilecast.engines.predict import predict
+from tilecast.kernels.base import MEASURED_IN, engine_names
 from tilecast.predictors import predict_kernel
 
 NAMES = tuple(engines())
@@ -21,6 +22,10 @@ def test_every_number_says_why_and_every_fact_where_it_was_read(name):
     for key, entry in _facts(name).items():
         assert entry["source"] and entry["why"], key
         assert "value" in entry, key
+
+
+def test_kernels_know_every_engine_by_its_files():
+    assert engine_names() == {*engines(), *MEASURED_IN}
 
 
 def test_engines_know_the_same_facts():

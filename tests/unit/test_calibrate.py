@@ -226,6 +226,7 @@ def test_the_script_is_self_contained():
         ({"measured_s": 3.0}, "row 2: measured_s = 3 is more than 30 times"),
         ({"measured_s": 1e-7}, "row 2: measured_s = 1e-07 is less than"),
         ({"measured_s": ""}, "row 2: measured_s = empty"),
+        ({"measured_s": "1e300"}, "row 2: measured_s = 1e+300 must be seconds"),
         ({"measured_s": "fast"}, "row 2: measured_s = fast"),
         ({"m": ""}, "row 2: gemm lacks 'm'"),
         ({"family": "gem"}, "row 2: unknown family 'gem'"),
@@ -251,6 +252,18 @@ def test_rows_that_name_no_gpu_are_of_the_one_asked_for(tilecast: Tilecast, tmp_
     assert json.loads((tmp_path / "p.json").read_text())["sha256"] == json.loads((tmp_path / "q.json").read_text())["sha256"]
 
 
+def test_what_is_left_out_is_said(tilecast: Tilecast, tmp_path: Path):
+    rows = [
+        row(1) | {"colour": "red", "window": ""},
+        row(64) | {"colour": "", "window": 128},
+        row(512) | {"colour": "", "window": "", "gpu": "a40"},
+    ]
+    result = tilecast("calibrate", written(tmp_path / "rows.csv", rows), "--gpu", GPU, "-o", str(tmp_path / "p.json"))
+    assert result.code == 0 and "tilecast: not read: colour\n" in result.err
+    assert "no such parameter: window of gemm (1 row)\n" in result.err
+    assert "1 of 3 rows are of other GPUs than l20 and left out\n" in result.err
+
+
 def test_rows_of_another_gpu_or_without_a_column_are_refused(tilecast: Tilecast, tmp_path: Path):
     rows = written(tmp_path / "rows.csv", [row(64)])
     result = tilecast("calibrate", rows, "--gpu", "a40", "-o", str(tmp_path / "p.json"))
@@ -270,6 +283,8 @@ def test_rows_of_another_gpu_or_without_a_column_are_refused(tilecast: Tilecast,
         ({"measured": {"prefill_s": -1}}, "measured prefill_s = -1"),
         ({"measured": {"prefill_s": 1e5}}, "times away from"),
         ({"measured": {"ttft": 1, "prefill_s": 1}}, "measured has 'ttft'"),
+        ({"measured": {"ttft_s": 1}}, "measured has 'ttft_s'; it may have prefill_s, decode_step_s, total_s"),
+        ({"measured": {"prefill_s": 10**100}}, "measured prefill_s = 1e+100 must be seconds"),
         ({"command": "step"}, "command = 'step'"),
         ({"inputs": None}, "no 'inputs'"),
         ({"inputs": BATCH | {"gpu": "a40"}}, "the run was on a40, not on l20"),
@@ -283,6 +298,28 @@ def test_a_bad_run_is_one_sentence(tilecast: Tilecast, tmp_path: Path, changed: 
     result = tilecast("calibrate", "--run", str(tmp_path / "run.json"), "--gpu", GPU, "-o", str(tmp_path / "p.json"))
     assert result.code == 2 and words in result.err and result.err.count("\n") == 1
     assert not (tmp_path / "p.json").exists()
+
+
+def test_a_run_faster_than_its_kernels_can_be_is_refused():
+    found = predict(**BATCH)
+    for phase, name, times in (("prefill", "prefill_s", 1), ("decode", "decode_step_s", found.decode_steps)):
+        bound_s = sum(part.bound_s for part in found.breakdown if part.phase == phase) / times
+        with pytest.raises(InvalidInput, match=f"measured {name} = .* is less than the .* below which no such kernels can go"):
+            profile_from_run(run_of(1, 1, measured={name: 0.6 * bound_s}), GPU)
+        profile_from_run(run_of(1, 1, measured={name: 0.8 * bound_s}), GPU)  # as for rows: a chip may boost above its facts
+
+
+def test_a_total_is_the_sum_of_its_parts():
+    found, measured = predict(**BATCH), run_of(1, 1)["measured"]
+    total_s = found.total_s.median
+    for factor in (0.95, 1.05):
+        profile_from_run(run_of(1, 1, measured=measured | {"total_s": factor * total_s}), GPU)
+    with pytest.raises(InvalidInput, match=r"is more than 10 % away from prefill_s and .* steps of decode_step_s"):
+        profile_from_run(run_of(1, 1, measured=measured | {"total_s": 1.15 * total_s}), GPU)
+    with pytest.raises(InvalidInput, match=r"leaves -.* s beside prefill_s for .* decode steps, which take"):
+        profile_from_run(
+            run_of(1, 1, measured={"prefill_s": 1.01 * found.prefill_s.median * 2, "total_s": 2 * found.prefill_s.median}), GPU
+        )
 
 
 @pytest.mark.parametrize("options", [(), ("--plan", "0"), ("--plan", "1000"), ("--plan", "5", "--run", "x.json")])
@@ -398,7 +435,7 @@ def test_a_profile_is_a_file_of_its_own(tilecast: Tilecast, tmp_path: Path, monk
         assert result.code == 2 and f"--out {target!r} {words}" in result.err
     before = Path(rows).read_text()
     result = tilecast("calibrate", rows, "--gpu", GPU, "-o", rows)
-    assert result.code == 2 and "is the file of measurements" in result.err and Path(rows).read_text() == before
+    assert result.code == 2 and "is what is read" in result.err and Path(rows).read_text() == before
 
 
 def test_a_comparison_of_gpus_refuses_the_profile_of_one(tilecast: Tilecast, tmp_path: Path):

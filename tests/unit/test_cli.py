@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import os
 import re
 import shlex
@@ -494,6 +495,64 @@ def test_a_full_disk_behind_stdout_is_one_sentence(arguments: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([*PYTHON, *shlex.split(arguments)], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "tilecast: cannot write the output: No space left on device\n")
+
+
+GEMM = (*PYTHON, "kernel", "gemm", "--gpu", "h100-sxm", "--m", "64", "--n", "64", "--k", "64")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "ascii"])
+def test_letters_that_stdout_does_not_have_are_written_in_others(encoding: str) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run(GEMM, capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert " #" in done.stdout.decode(encoding)
+
+
+def test_json_says_the_same_whatever_letters_stdout_has(tmp_path: Path) -> None:
+    file = tmp_path / "\U0001f600 caf\u00e9.toml"
+    file.write_text('base = "h100-sxm"')
+    line = [*GEMM, "--json", "--gpu", str(file)]
+    plain, full = (
+        subprocess.run(line, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}, check=True).stdout.decode(encoding)
+        for encoding in ("latin-1", "utf-8")
+    )
+    assert json.loads(plain) == json.loads(full)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell")
+@pytest.mark.parametrize(("arguments", "code"), [("gpus", 0), ("gpus --json", 0), ("gpuz", 2)])
+def test_a_stdout_that_was_closed_is_no_problem(arguments: str, code: int) -> None:
+    done = subprocess.run(["bash", "-c", f"{shlex.join(PYTHON)} {arguments} >&-"], capture_output=True, text=True, check=False)
+    assert done.returncode == code and done.stdout == "" and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("predict {long} --gpu h100-sxm --batch 1 --isl 8 --osl 1", "cannot read the model 'aaa"),
+        ("step {long} --gpu h100-sxm --batch 1 --seq 8", "cannot read the model 'aaa"),
+        ("kernels {long}.csv --out x.csv", "cannot open 'aaa"),
+        ("calibrate {long}.csv --gpu h100-sxm --out x.json", "cannot open 'aaa"),
+        ("predict Qwen/Qwen3-8B --gpu h100-sxm --batch 1 --isl 8 --osl 1 --html {long}.html", "--html 'aaa"),
+        ("predict {deep} --gpu h100-sxm --batch 1 --isl 8 --osl 1", "is not valid JSON"),
+        ("predict Qwen/Qwen3-8B --gpu h100-sxm --batch 1 --isl 8 --osl 1 --profile {deep}", "nested too deep"),
+        ("calibrate --run {deep} --gpu h100-sxm --out x.json", "is no JSON"),
+    ],
+)
+def test_names_too_long_and_files_too_deep_are_wrong_input(
+    tilecast: Tilecast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    assert sentence in refused(tilecast(*arguments.format(long="a" * 300, deep="deep.json").split()))
+
+
+def test_a_folder_that_is_not_ours_is_named(tilecast: Tilecast, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "secret/x.csv")
+
+    monkeypatch.setattr("tilecast.cli.gpus.list_report", denied)
+    assert refused(tilecast("gpus")) == "cannot open 'secret/x.csv': permission denied"
 
 
 def test_an_interrupt_is_one_word_and_exit_code_130(tilecast: Tilecast, monkeypatch: pytest.MonkeyPatch) -> None:

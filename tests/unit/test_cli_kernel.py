@@ -54,6 +54,15 @@ def test_why_ranks_the_levers_and_memory_helps_a_memory_bound_kernel(capsys):
     assert float(dram.split("%")[0].split()[-1]) > float(clock.split("%")[0].split()[-1])
 
 
+def test_a_size_that_is_swept_is_not_used_and_that_is_said(capsys):
+    asked = ["kernel", "gemm", "--gpu", "h100-sxm", "--n", "64", "--k", "64", "--sweep", "m=1:8", "--csv"]
+    assert run(asked) == 0
+    alone = capsys.readouterr()
+    assert run([*asked, "--m", "4096"]) == 0
+    both = capsys.readouterr()
+    assert (alone.err, both.err) == ("", "tilecast: --m 4096 is not used: --sweep m=1:8 says m\n") and alone.out == both.out
+
+
 def test_a_sweep_shows_the_wave_saw_tooth(capsys):
     fixed = ["--tile", "128x128", "--split", "1", "--sweep", "m=128:4096:128", "--json"]
     assert run(["kernel", "gemm", "--gpu", "h100-sxm", "--m", "1", "--n", "1408", "--k", "4096", *fixed]) == 0
@@ -409,6 +418,18 @@ class TestColumns:
         with (tmp_path / "out.csv").open() as file:
             row = next(csv.DictReader(file))
         assert (row["id"], row["colour"], row["measured_s"]) == ("a", "red", "0.0001") and float(row["median_s"]) > 0
+
+    def test_a_cell_that_its_family_does_not_have_is_said_once(self, tmp_path, capsys) -> None:
+        lines = f"{self.line},,128\n{self.line},true,\n{self.line},,64\nrms_norm,h100-sxm,,,,,"
+        assert self.asked(tmp_path, "family,gpu,m,n,k,bias,window", lines, "--keep-going") == 0
+        assert "have no such parameter: window of gemm (2 rows)\n" in capsys.readouterr().err
+
+    def test_what_is_wrong_in_a_csv_is_told_as_it_is_written(self, tmp_path, capsys) -> None:
+        assert self.asked(tmp_path, "family,gpu,m,n,k,bias", f"{self.line},2") == 2
+        assert "bias = 2 must be true or false" in capsys.readouterr().err
+        (tmp_path / "in.csv").write_bytes(b"family,gpu\n\xff,h100-sxm\n")
+        assert run(["kernels", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]) == 2
+        assert "is no CSV in UTF-8" in capsys.readouterr().err
 
     def test_an_unknown_engine_is_refused(self, tmp_path, capsys) -> None:
         assert self.asked(tmp_path, "family,gpu,m,n,k,engine", f"{self.line},foo") == 2

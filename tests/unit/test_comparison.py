@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tilecast.cli import predict_compare
@@ -113,6 +114,12 @@ def test_all_refused_is_an_error():
         compare("Qwen/Qwen3-32B", ["h100-sxm"], tps=[3], **ASKED)
     with pytest.raises(UnknownName, match="h1oo"):
         compare("Qwen/Qwen3-32B", ["h100-sxm", "h1oo"], **ASKED)
+
+
+def test_sizes_may_be_arrays():
+    asked = {"isl": 256, "osl": 16}
+    given = compare("Qwen/Qwen3-8B", ["h100-sxm"], tps=np.array([1, 2]), batches=np.array([1, 2], dtype=np.int32), **asked)
+    assert json.dumps(given.to_dict()) == json.dumps(compare("Qwen/Qwen3-8B", ["h100-sxm"], tps=[1, 2], batches=[1, 2], **asked).to_dict())
 
 
 def test_requests_of_different_lengths_are_compared_too():

@@ -57,6 +57,8 @@ def test_a_wrong_parameter_of_a_kernel(name: str, value: Any, sentence: str) -> 
         ({"timer": ["graph"]}, "timer = .* must be one of profiler, graph, event"),
         ({"cache": 3}, "cache = 3 must be one of cold, warm, rotated"),
         ({"engine": None}, "engine = None must be a name such as 'sglang'"),
+        ({"engine": "zz"}, "unknown engine 'zz': known: framework, nccl"),
+        ({"engine": "sglang@new"}, "engine sglang@new: 'new' is no release"),
         ({"overrides": "num_sms=3"}, "overrides = 'num_sms=3' must name facts and their values"),
         ({"overrides": {3: 4}}, "must name facts and their values"),
         ({"profile": 3}, "profile = 3 must be the path of a file"),
@@ -66,6 +68,12 @@ def test_a_wrong_parameter_of_a_kernel(name: str, value: Any, sentence: str) -> 
 def test_a_wrong_argument_of_predict_kernel(asked: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InvalidInput, match=sentence):
         median_s(Gemm(**GEMM), **asked)
+
+
+def test_a_release_of_an_engine_will_do_and_a_kernel_names_engines_too() -> None:
+    assert median_s(Gemm(**GEMM), engine="vllm@0.11.0") == median_s(Gemm(**GEMM), engine="vllm")
+    with pytest.raises(UnknownName, match="unknown engine 'zz'"):
+        median_s(AttentionDecode(batch=4, kv_len=64, engine="zz", **ATTENTION))
 
 
 @pytest.mark.parametrize("kernel", [None, 3, "gemm", Gemm, GEMM])
@@ -111,6 +119,10 @@ def test_other_doors_refuse_in_our_words_too() -> None:
         tilecast.predict("Qwen/Qwen3-0.6B", "h100-sxm", batch=1, isl=8, osl=1, engine_settings=3)  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="unknown quant 3: known: bf16"):
         tilecast.predict("Qwen/Qwen3-0.6B", "h100-sxm", batch=1, isl=8, osl=1, quant=3)  # type: ignore[arg-type]
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    assert not [name for name in tilecast.__all__ if name != "__version__" and not getattr(tilecast, name).__doc__]
 
 
 def test_a_gpu_is_its_name_its_path_or_itself(tmp_path: Path) -> None:

@@ -143,6 +143,19 @@ def test_formats_come_from_the_config(given, formats, cache):
     assert kv_dtype == cache
 
 
+def test_blocks_of_another_size_are_refused():
+    weights = {"num_bits": 8, "type": "float", "strategy": "block"}
+    groups = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights | {"block_structure": [128, 128]}}}}
+    assert read_precision({"quantization_config": groups}, 60)[0].mlp == "fp8_block"
+    for size in ([64, 64], [1, 128], 128):
+        for given in (
+            {"quant_method": "fp8", "weight_block_size": size},
+            {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights | {"block_structure": size}}}},
+        ):
+            with pytest.raises(InvalidInput, match=r"= .* is not supported; \[128, 128\] is"):
+                read_precision({"quantization_config": given}, 60)
+
+
 def test_a_file_beside_the_config_may_say_the_format(tmp_path):
     table = {
         "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tilecast.cli import main
@@ -314,6 +315,25 @@ def test_no_requests_file_is_missing_data(tmp_path):
 def test_a_gpu_without_the_dtype_is_refused():
     with pytest.raises(SpecError, match="bf16"):
         predict("Qwen/Qwen3-8B", "t4", batch=1, isl=16, osl=2)
+
+
+@pytest.mark.parametrize("integer", [np.int32, np.int64])
+def test_integers_of_numpy_are_those_of_python(integer):
+    asked = {"tp": 2, "ep": 1, "batch": 32, "isl": 2048, "osl": 4}
+    given = predict("Qwen/Qwen3-32B", "h100-sxm", **{name: integer(value) for name, value in asked.items()})
+    assert json.dumps(given.to_dict()) == json.dumps(predict("Qwen/Qwen3-32B", "h100-sxm", **asked).to_dict())
+
+
+def test_requests_may_be_an_array():
+    pairs = [(2048, 4)] * 64
+    given = predict(CONFIG | {"max_position_embeddings": 4096}, "h100-sxm", requests=np.array(pairs, dtype=np.int16))
+    assert given.to_dict() == predict(CONFIG | {"max_position_embeddings": 4096}, "h100-sxm", requests=pairs).to_dict()
+
+
+@pytest.mark.parametrize("requests", [5, [5], [(1, 2, 3)], "ab"])
+def test_requests_that_are_no_pairs_are_refused(requests):
+    with pytest.raises(InvalidInput, match="must be pairs of input and output tokens"):
+        predict(CONFIG, "h100-sxm", requests=requests)
 
 
 def test_requests_and_sizes_exclude_one_another():

@@ -139,6 +139,11 @@ def test_physics_alone_says_so():
     assert found.basis_shares == {"analytic": pytest.approx(1.0)}
 
 
+def test_integers_of_numpy_are_those_of_python():
+    given = predict_step("GPT2-Large", "h100-sxm", **(ASKED | {"batch": np.int32(4), "seq": np.int32(256)}))
+    assert json.dumps(given.to_dict()) == json.dumps(predict_step("GPT2-Large", "h100-sxm", **ASKED).to_dict())
+
+
 # ---- the command -------------------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,7 @@ def test_spoilt_weights_leave_an_answer_that_says_so(tilecast, tmp_path, monkeyp
     assert {entry["basis"] for entry in shown.json["kernels"] if entry["family"] == "gemm"} == {"analytic"}
     assert "run 'tilecast fit'; until then predictions of gemm rest on physics alone" in shown.err
     assert len(set(shown.err.splitlines())) == 1
+    assert shown.json["versions"]["artifacts"].endswith(" without gemm")
 
 
 def test_the_command_says_it_in_a_sentence_a_table_and_json(tilecast):

@@ -1,5 +1,6 @@
 """Where a command is asked to write: what cannot be written is one sentence and exit 2 before the work, whichever command it is."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -78,3 +79,59 @@ def test_an_ending_in_capitals_is_the_same_format(tilecast, tmp_path):
     (tmp_path / "rows.CSV").write_text("family,gpu,m,n,k\ngemm,h100-sxm,64,4096,4096\n")
     assert tilecast("kernels", str(tmp_path / "rows.CSV"), "--out", str(tmp_path / "out.PARQUET")).code == 0
     assert pl.read_parquet(tmp_path / "out.PARQUET")["m"].to_list() == [64]
+
+
+WRITING = [
+    "kernels {rows} --out {out}.csv",
+    "calibrate {rows} --gpu h100-sxm -o {out}.json",
+    "predict Qwen/Qwen3-0.6B --gpu h100-sxm --batch 1 --isl 8 --osl 2 --html {out}.html",
+    "step GPT2-Large --gpu h100-sxm --batch 1 --seq 64 --trace {out}.json",
+]
+
+
+def one_row(folder: Path) -> Path:
+    rows = folder / "rows.csv"
+    rows.write_text("family,gpu,m,n,k,measured_s\ngemm,h100-sxm,64,4096,4096,1e-5\n")
+    return rows
+
+
+@pytest.mark.parametrize("line", WRITING)
+def test_behind_a_link_the_file_is_written_and_the_link_stays(tilecast, tmp_path, line):
+    rows, out = one_row(tmp_path), tmp_path / "out"
+    ending = "." + line.rpartition("{out}.")[2]
+    link, real = out.with_suffix(ending), tmp_path / f"real{ending}"
+    link.symlink_to(real)
+    assert tilecast(*line.format(rows=rows, out=out).split()).code == 0
+    assert link.is_symlink() and real.read_text()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes that have a name")
+@pytest.mark.parametrize("line", WRITING)
+def test_a_pipe_or_a_device_is_not_replaced_by_a_file(tilecast, tmp_path, line):
+    rows, out = one_row(tmp_path), tmp_path / "out"
+    pipe = out.with_suffix("." + line.rpartition("{out}.")[2])
+    os.mkfifo(pipe)
+    refused = tilecast(*line.format(rows=rows, out=out).split())
+    assert refused.code == 2 and "is a device, a pipe or a socket: name a file" in refused.err
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "kernels {folder}/rows.csv --out {folder}/link.csv",
+        "calibrate {folder}/rows.csv --gpu h100-sxm --out {folder}/rows.csv",
+        "predict {folder}/config.json --gpu h100-sxm --batch 1 --isl 8 --osl 2 --trace {folder}/config.json",
+        "predict {folder} --gpu h100-sxm --batch 1 --isl 8 --osl 2 --trace {folder}/config.json",
+        "predict Qwen/Qwen3-0.6B --gpu h100-sxm --batch 1 --isl 8 --osl 2 --profile {folder}/config.json --trace {folder}/config.json",
+        "step {folder}/config.json --gpu h100-sxm --batch 1 --seq 64 --trace {folder}/config.json",
+    ],
+)
+def test_what_is_read_is_never_written_over(tilecast, tmp_path, line):
+    one_row(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "rows.csv")
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    refused = tilecast(*line.format(folder=tmp_path).split())
+    assert refused.code == 2 and "is what is read" in refused.err
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before

@@ -339,9 +339,33 @@ def test_a_missing_column_is_named(column: str, tmp_path: Path) -> None:
     values = dict(zip(HEADER.strip().split(","), "gemm,h100-sxm,bf16,128,256,512,1e-5".split(","), strict=True))
     del values[column]
     path = write_rows(tmp_path / "a.csv", ",".join(values.values()), header=",".join(values) + "\n")
-    with pytest.raises(InvalidInput, match=f"lacks the column '{column}'; it has ") as caught:
+    with pytest.raises(InvalidInput, match=f"lacks the column '{column}'.*; it has ") as caught:
         user_rows(path, "gemm")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_what_export_writes_can_be_fitted_without_the_rows_that_were_set_aside(ending: str, tmp_path: Path) -> None:
+    stored = conform(
+        pl.DataFrame({"gpu": ["l40s", "l40s"], "m": [64, 128], "n": [64, 64], "k": [64, 64], "bias": [None, True], "engine": ["vllm", None],
+                      "latency_s": [1e-5, 2e-5], "set_aside": [None, "too noisy"], "origin_row": [7, 9]}),
+        "gemm", dtype="bf16", timer="graph", source="somewhere", licence="", origin="x",
+    )  # fmt: skip
+    path = tmp_path / f"rows.{ending}"
+    stored.write_csv(path) if ending == "csv" else stored.write_parquet(path)
+    found = user_rows(path, "gemm")
+    columns = ("gpu", "engine", "m", "bias", "timer", "cache", "latency_s", "origin_row")
+    assert found.select(columns).rows() == [("l40s", "vllm", 64, None, "graph", "cold", 1e-5, 0)]
+
+
+def test_an_empty_cell_is_the_default(tmp_path: Path) -> None:
+    header = HEADER.replace("measured_s", "measured_s,batch,bias,identity,engine")
+    path = write_rows(
+        tmp_path / "a.csv", 'gemm,l40s,bf16,64,64,64,1e-5,,,"",', "gemm,l40s,bf16,64,64,64,1e-5,2,TRUE,cublas,vllm", header=header
+    )
+    assert user_rows(path, "gemm").select("batch", "bias", "identity", "engine").rows() == [
+        (None, None, None, "sglang"), (2, True, "cublas", "vllm"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("latency", ["NaN", "nan", "inf", "-1e-5", "0", "1e-12", "1e9", "fast", ""])
@@ -394,17 +418,24 @@ def test_a_cell_that_means_nothing_is_refused_with_its_row(line: str, sentence: 
 
 def test_an_unknown_gpu_is_refused_with_the_nearest(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.csv", "gemm,h100-sxn,bf16,128,256,512,1e-5")
-    with pytest.raises(UnknownName, match="unknown GPU 'h100-sxn': did you mean h100-sxm"):
+    with pytest.raises(UnknownName, match=r"a\.csv, row 1: unknown GPU 'h100-sxn': did you mean h100-sxm"):
         user_rows(path, "gemm")
+
+
+def test_an_unknown_engine_is_refused_with_its_row_and_a_release_is_its_engine(tmp_path: Path) -> None:
+    header, line = HEADER.replace("measured_s", "measured_s,engine"), "gemm,l40s,bf16,64,64,64,1e-5"
+    path = write_rows(tmp_path / "a.csv", f"{line},vllm@0.11.0", f"{line},zz", header=header)
+    with pytest.raises(UnknownName, match=r"a\.csv, row 2: unknown engine 'zz'"):
+        user_rows(path, "gemm")
+    assert user_rows(write_rows(path, f"{line},vllm@0.11.0", header=header), "gemm")["engine"].cast(str).to_list() == ["vllm"]
 
 
 def test_a_flag_that_is_neither_true_nor_false_is_refused(tmp_path: Path) -> None:
     path = write_rows(
         tmp_path / "a.csv", "gemm,h100-sxm,bf16,128,256,512,1e-5,perhaps", header=HEADER.replace("measured_s", "measured_s,bias")
     )
-    with pytest.raises(InvalidInput) as caught:
+    with pytest.raises(InvalidInput, match="row 1: bias = perhaps must be true or false"):
         user_rows(path, "gemm")
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.csv", b""), ("a.csv", b"a,b\n1,2,3\n"), ("a.parquet", b"nonsense")])

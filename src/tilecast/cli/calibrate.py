@@ -34,7 +34,7 @@ def command(rows: str | None, gpu: str, run_path: str | None, planned: int | Non
     if note := hardware.resolution_note(gpu):
         say(note)
     spec = hardware.gpu(gpu)
-    _check_target(target, rows, run_path)
+    path = target_file("--out", target, reads=(rows, run_path, gpu))
     if planned is not None:
         if rows or run_path:
             raise InvalidInput("--plan says what to measure: it goes without ROWS.csv and --run")
@@ -43,26 +43,18 @@ def command(rows: str | None, gpu: str, run_path: str | None, planned: int | Non
         if output["as_python"]:
             emit(Report(answer="", python=_plan_python(gpu, planned, target)), **output)
             return
-        emit(plan_report(spec, gpu, planned, target), **output)
+        emit(plan_report(spec, gpu, planned, target, path), **output)
     elif rows or run_path:
         if output["as_python"]:
             emit(Report(answer="", python=_python(gpu, rows, run_path, target)), **output)
             return
-        emit(profile_report(spec, gpu, rows, run_path, target), **output)
+        emit(profile_report(spec, gpu, rows, run_path, target, path), **output)
     else:
         raise InvalidInput("give ROWS.csv, --run RUN.json, or --plan N")
 
 
-def _check_target(target: str, *read: str | None) -> None:
-    """Refused before the work, and before a file of measurements is written over."""
-    path = target_file("--out", target)
-    if any(given and path.resolve() == Path(given).resolve() for given in read):
-        raise InvalidInput(f"--out {target} is the file of measurements: name another")
-
-
-def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | None, target: str) -> Report:
-    from tilecast.cli.kernels import check_columns, meanings, read
-    from tilecast.cli.parameters import checked_engine
+def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | None, target: str, path: Path) -> Report:
+    from tilecast.cli.kernels import check_columns, foreign_cells, meanings, read
     from tilecast.engines.calibrated import evidence_from_run, read_run
     from tilecast.learning import profiles
     from tilecast.learning.calibration import both
@@ -72,16 +64,20 @@ def profile_report(gpu: GpuSpec, asked: str, rows: str | None, run_path: str | N
     if rows:
         columns = meanings(read(Path(rows)))
         columns.setdefault("gpu", [gpu.id] * len(next(iter(columns.values()), [])))
-        check_columns(columns)
-        for engine in {engine for engine in columns.get("engine", []) if engine}:
-            checked_engine(engine)
+        unread = check_columns(columns)
         found, used = evidence_from_rows([dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)], gpu)
+        if unread:
+            say(f"not read: {', '.join(unread)}")
+        if foreign := foreign_cells(columns):
+            say(f"not read, as these kernels have no such parameter: {foreign}")
+        if used < (given := len(columns["gpu"])):
+            say(f"{given - used:,} of {given:,} rows are of other GPUs than {gpu.id} and left out")
     if run_path:
         run = evidence_from_run(read_run(Path(run_path)), gpu)
         found = run if found is None else both(found, run)
     assert found is not None
     profile = profiles.made(gpu, found, num_rows=used, num_runs=int(bool(run_path)))
-    profiles.write(profile, Path(target))
+    profiles.write(profile, path)
     table = levels(profile)
     payload = {"schema": "tilecast.calibrate/1", "path": target, "profile": profile.told(), "levels": table, "versions": versions()}
     return Report(
@@ -133,11 +129,11 @@ def _levels_grid(table: list[dict[str, Any]]) -> Grid:
     return Grid(title="What the measurements say", columns=columns, rows=rows, right=frozenset(columns[2:]))
 
 
-def plan_report(gpu: GpuSpec, asked: str, planned: int, target: str) -> Report:
+def plan_report(gpu: GpuSpec, asked: str, planned: int, target: str, path: Path) -> Report:
     from tilecast.engines.measurement import plan, script, write_script
 
     chosen = plan(gpu, planned)
-    write_script(script(gpu, chosen, asked), Path(target))
+    write_script(script(gpu, chosen, asked), path)
     records = [{**each.row, "predicted_s": each.median_s, "explains_fraction": each.explained} for each in chosen]
     rows = [
         (

@@ -35,7 +35,11 @@ PLACE = re.compile(r"\((\d+) of (\d+)\)$")
 @click.option("--quick", is_flag=True, help="Fewer rows and trees: minutes instead of the better part of an hour.")
 @output_options
 def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | None, quick: bool, **output: bool) -> None:
-    """Retrain the learned corrections from measured data: same rows, same seed, same weights."""
+    """Retrain the learned corrections from measured data: same rows, same seed, same weights.
+
+    A file of your own has the columns of `tilecast kernels`: family, gpu, dtype and the family's sizes, [identity, timer, cache, engine],
+    and the time in seconds as measured_s; or it is what `tilecast data export` wrote. An empty cell is the default.
+    """
     require_data_extra()
     from tilecast.learning.recipes import fit_family
 
@@ -83,13 +87,11 @@ def command(families: tuple[str, ...], names: tuple[str, ...], folder: str | Non
 
 def _check_files(names: tuple[str, ...], families: list[str]) -> None:
     """A user's rows of every family, before the first one is fitted and written."""
-    from tilecast.cli.parameters import checked_engine
     from tilecast.learning.recipes import user_rows
 
     for path in (Path(name) for name in names if Path(name).suffix in (".csv", ".parquet")):
         for family in families:
-            for engine in user_rows(path, family)["engine"].cast(str).unique():
-                checked_engine(engine)
+            user_rows(path, family)
 
 
 def _python(families: tuple[str, ...], names: tuple[str, ...], target: Path, quick: bool) -> str:

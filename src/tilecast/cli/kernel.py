@@ -12,7 +12,7 @@ import numpy as np
 from tilecast import hardware, units
 from tilecast.cli.files import target
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, refuse_as_python, say
-from tilecast.cli.parameters import FLAGS, HELP, LISTS, RATES, TEXTS, check_lengths, check_missing, checked_engine, option, parsed
+from tilecast.cli.parameters import FLAGS, HELP, LISTS, RATES, TEXTS, check_lengths, check_missing, option, parsed
 from tilecast.cli.ranges import MOST_NUMBERS, span
 from tilecast.diagnosis.levers import GOAL, LARGEST_FACTOR, STEP
 from tilecast.errors import InvalidInput, MissingExtra, SpecError
@@ -69,7 +69,10 @@ def family_command(kernel: Any) -> click.Command:
         if entry.name != "engine"
     ]
     params += [
-        click.Option(["--engine"], help="In which engine it runs: sglang, vllm, trtllm, or pytorch [default: sglang]."),
+        click.Option(
+            ["--engine"],
+            help="In which engine it runs: sglang, vllm, trtllm, a release (sglang@0.5.14), or pytorch [default: sglang].",
+        ),
         click.Option(["--timer"], default="profiler", show_default=True, help=f"How it is timed: {', '.join(TIMERS)}."),
         click.Option(["--cache"], default="cold", show_default=True, help=f"What caches hold: {', '.join(CACHES)}."),
         click.Option(["--profile"], metavar="FILE", help="What `tilecast calibrate` made of measurements on this GPU."),
@@ -77,7 +80,11 @@ def family_command(kernel: Any) -> click.Command:
         click.Option(["--why"], is_flag=True, help="What would make it 20 % faster."),
         click.Option(["--ceiling"], is_flag=True, help="What well-made kernels reach for such work, and what the gap is made of."),
         click.Option(["--measured"], metavar="TIME", help="With --ceiling: a measured time with its unit, to place, e.g. 293us."),
-        click.Option(["--sweep"], metavar="NAME=FROM:TO:STEP", help="A curve over one size, e.g. m=1:8192:x2 or m=64:4096:64."),
+        click.Option(
+            ["--sweep"],
+            metavar="NAME=FROM:TO:STEP",
+            help="A curve over one size, e.g. m=1:8192:x2 (or 1:8192, doubling) or m=64:4096:64.",
+        ),
         click.Option(["--plot", "plot_path"], metavar="FILE", help="Draw the sweep: .png, .svg, .pdf or .html (extra viz)."),
         click.Option(["--set", "assignments"], metavar="FACT=VALUE", multiple=True, help="What if: change a fact of the GPU (repeatable)."),
     ]
@@ -99,6 +106,7 @@ def _callback(kernel: Any) -> Any:
         }  # fmt: skip
         parameters = {name: parsed(name, text) for name, text in given.items() if text is not None and text.strip()}  # "" as an empty cell
         swept = [sweep_values(asked["sweep"])[0]] if asked["sweep"] else []
+        unused = [name for name in swept if parameters.pop(name, None) is not None]
         check_missing(kernel.family, [entry.name for entry in fields(kernel) if _is_required(entry)], [*parameters, *swept])
         check_lengths(parameters)
         if asked["plot_path"] and not asked["sweep"]:
@@ -108,6 +116,8 @@ def _callback(kernel: Any) -> Any:
         if note := hardware.resolution_note(asked["gpu"]):
             say(note)
         report = kernel_report(kernel, parameters, asked)
+        for name in unused:
+            say(f"{option(name)} {given[name]} is not used: --sweep {asked['sweep']} says {name}")
         if "node" in parameters:
             spec = hardware.gpu(asked["gpu"])
             if foreign := hardware.foreign_note(node_of(spec, parameters["node"]), spec):
@@ -121,7 +131,7 @@ def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]
     overrides = overrides_from(asked["assignments"])
     timing: dict[str, Any] = {"timer": asked["timer"], "cache": asked["cache"]}
     if asked["engine"] is not None:
-        timing["engine"] = checked_engine(asked["engine"])
+        timing["engine"] = asked["engine"]
     if asked["measured"] and not asked["ceiling"]:
         raise InvalidInput(f"--measured {asked['measured']} goes with --ceiling")
     explaining = [name for name in ("explain", "why", "ceiling") if asked[name]]
@@ -214,7 +224,7 @@ def _headline(prediction: KernelPrediction) -> Grid:
     analysis, runs = prediction.analysis, identity_on(prediction.kernel, prediction.gpu)
     rows = [
         ("latency", units.interval_s(prediction.median_s[0], prediction.low_s[0], prediction.high_s[0]), "median and 80 % interval"),
-        ("bound", units.human("_s", prediction.bound_s[0]), "largest demand at the highest clock"),
+        ("bound", units.human("_s", prediction.bound_s[0]), "least work at the highest rates"),
         ("efficiency", f"{100 * prediction.efficiency[0]:.0f} %", "bound / latency"),
         ("basis", str(prediction.basis[0]), "what the number rests on"),
         *([("identity", runs, "the kernel; left open, what the newest SGLang runs")] if runs else []),

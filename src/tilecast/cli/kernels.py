@@ -1,6 +1,7 @@
 """`tilecast kernels IN --out OUT`: predict every row of a file; row order kept, format by extension."""
 
 import csv
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType
@@ -10,9 +11,9 @@ import click
 import numpy as np
 
 from tilecast import hardware, units
-from tilecast.cli.files import target_file, unwritten
+from tilecast.cli.files import target_file, written_whole
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
-from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, checked_engine, meant, plain_value
+from tilecast.cli.parameters import LISTS, RATES, TEXTS, check_lengths, meant, plain_value
 from tilecast.errors import InvalidInput, MissingData, MissingExtra, TilecastError
 from tilecast.report import Report, versions
 from tilecast.report.renderers.text import cell
@@ -42,7 +43,7 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
     """
     if Path(source).suffix.lower() not in FORMATS:
         raise InvalidInput(f"{source!r} must end in {' or '.join(FORMATS)}")
-    target_file("--out", target, FORMATS)
+    path = target_file("--out", target, FORMATS, reads=(source, profile))
     columns = read(Path(source))
     if unread := check_columns(columns):
         say(f"carried over unread: {', '.join(unread)}")
@@ -61,7 +62,9 @@ def command(source: str, target: str, keep_going: bool, profile: str | None, **o
     for name in dict.fromkeys(name for name, seconds in named if seconds is not None):
         if note := hardware.resolution_note(name):
             say(note)
-    write(Path(target), columns | predicted)
+    write(path, columns | predicted)
+    if foreign := foreign_cells(columns):
+        say(f"carried over unread, as these kernels have no such parameter: {foreign}")
     for row, reason in bad[:10]:
         say(f"row {row + 1}: {reason}")
     num_rows = len(next(iter(columns.values())))
@@ -87,6 +90,22 @@ def check_columns(columns: dict[str, list[Any]]) -> list[str]:
             allowed = ", ".join(dict.fromkeys([*COMMON, *own]))
             raise InvalidInput(f"unknown column {name!r}: did you mean {near[0]}? Allowed here are {allowed}")
     return unread
+
+
+def foreign_cells(columns: dict[str, list[Any]]) -> str:
+    """Filled cells that the family of their row does not have, and that so change nothing: "window of mla_decode (3 rows)"."""
+    from tilecast.kernels.registry import kernels
+
+    families = list(map(str, columns["family"]))
+    own = {family: {entry.name for entry in fields(kernels()[family])} for family in {*families} & {*kernels()}}
+    asked = [name for name in columns if name in _parameters() - {*COMMON, *OF_MEASUREMENTS}]
+    found = Counter(
+        (name, family)
+        for name in asked
+        for family, cell in zip(families, _meant(name, columns[name]), strict=True)
+        if cell is not None and family in own and name not in own[family]
+    )
+    return ", ".join(f"{name} of {family} ({number:,} row{'s' if number > 1 else ''})" for (name, family), number in found.items())
 
 
 def _parameters() -> set[str]:
@@ -189,8 +208,6 @@ def _predict_group(columns: dict[str, list[Any]], rows: list[int], added: dict[s
         missing = str(problem).partition("argument")[2].lstrip("s: ").strip()
         raise InvalidInput(f"{first['family']} lacks {missing}") from None
     timing = {name: first[name] for name in ("timer", "cache", "engine") if first.get(name)}
-    if "engine" in timing:
-        checked_engine(timing["engine"])
     prediction = predict_kernel(built, first["gpu"], **timing, profile=profile)
     values = {name: getattr(prediction, name) for name in ("median_s", "low_s", "high_s", "bound_s", "analytic_s", "basis")}
     values["bound_by"] = prediction.analysis.bound_by
@@ -224,8 +241,10 @@ def read(path: Path) -> dict[str, list[Any]]:
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
                 table = [line for line in csv.reader(file) if len(line) > 1 or "".join(line).strip()]
-        except (OSError, UnicodeDecodeError, csv.Error) as problem:
+        except OSError as problem:
             raise MissingData(f"cannot read {path}: {problem}") from None
+        except (UnicodeDecodeError, csv.Error) as problem:
+            raise InvalidInput(f"{path} is no CSV in UTF-8: {problem}") from None
         if not table:
             raise InvalidInput(f"{path} is empty")
         header, *lines = table
@@ -254,22 +273,14 @@ def _carried(text: str) -> Any:
 
 def write(path: Path, columns: dict[str, list[Any]]) -> None:
     """All columns, under a temporary name first."""
-    import os
-
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with written_whole("--out", path) as draft:
         if path.suffix.lower() == ".parquet":
-            _polars().DataFrame(columns, strict=False).write_parquet(temporary)
+            _polars().DataFrame(columns, strict=False).write_parquet(draft)
         else:
-            with temporary.open("w", newline="", encoding="utf-8") as file:
+            with draft.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(columns)
                 writer.writerows(zip(*([cell(value) for value in values] for values in columns.values()), strict=True))
-        temporary.replace(path)
-    except OSError as problem:
-        raise InvalidInput(unwritten("--out", path, problem)) from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _polars() -> Any:

@@ -1,5 +1,6 @@
 """The `tilecast` command: finds the sub-command, turns every error into one sentence and an exit code."""
 
+import codecs
 import os
 import sys
 import warnings
@@ -8,7 +9,7 @@ from importlib import import_module
 import click
 
 from tilecast import __version__
-from tilecast.errors import TilecastError, UnknownName
+from tilecast.errors import TilecastError, UnknownName, shown
 
 # Command -> one line of help. Its file is imported when it runs, so --help stays fast however many there are.
 COMMANDS = {
@@ -27,6 +28,8 @@ COMMANDS = {
     "data": "Measured data: pull, list, show, check, export.",
     "completion": "Print the shell completion script for bash, zsh or fish.",
 }
+
+PLAIN = {"█": "#", "·": "-", "…": "..."}  # what tables are drawn with, where a terminal or a file cannot have it
 
 
 class LazyCommands(click.Group):
@@ -61,10 +64,10 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """The exit code of one command line; whatever goes wrong is one sentence on stderr."""
     warnings.showwarning = _warn
+    _prepare_streams()
     try:
         result = cli.main(arguments, prog_name="tilecast", standalone_mode=False)
-        if sys.stdout is not None:  # a caller may have closed it
-            sys.stdout.flush()
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except TilecastError as problem:
         return _fail(str(problem), problem.exit_code)
@@ -78,9 +81,37 @@ def run(arguments: list[str]) -> int:
     except (BrokenPipeError, SystemExit):  # the reader, such as `head`, has seen enough; rich says so by SystemExit
         _discard_output()
         return 0
-    except OSError as problem:  # no space behind stdout, for one
-        _discard_output()
+    except RecursionError:
+        return _fail("what was given is nested too deep to be read", 2)
+    except OSError as problem:
+        if problem.filename is not None:  # a file that nobody looked at before: a name too long, a folder that is not ours
+            return _fail(f"cannot open {shown(problem.filename)}: {(problem.strerror or str(problem)).lower()}", 2)
+        _discard_output()  # no space behind stdout, for one
         return _fail(f"cannot write the output: {problem.strerror or problem}", 1)
+
+
+def _prepare_streams() -> None:
+    """A caller may have closed them, or want letters that ours are not among."""
+    sys.stdout, sys.stderr = (
+        open(os.devnull, "w") if stream is None else stream  # noqa: SIM115, PTH123
+        for stream in (sys.stdout, sys.stderr)
+    )
+    codecs.register_error("tilecast", _plainer)
+    encoding, errors = (getattr(sys.stdout, name, None) or "" for name in ("encoding", "errors"))
+    if errors == "strict" or (errors == "surrogateescape" and "utf" not in encoding.lower()):
+        sys.stdout.reconfigure(errors="tilecast")  # type: ignore[union-attr]
+
+
+def _plainer(problem: UnicodeError) -> tuple[str, int]:
+    """Other letters as JSON may write them."""
+    assert isinstance(problem, UnicodeEncodeError)
+    letters = problem.object[problem.start : problem.end]
+    return "".join(PLAIN.get(letter) or "".join(map("\\u{:04x}".format, _utf16(letter))) for letter in letters), problem.end
+
+
+def _utf16(letter: str) -> tuple[int, ...]:
+    code = ord(letter) - 0x10000
+    return (ord(letter),) if code < 0 else (0xD800 + (code >> 10), 0xDC00 + (code & 0x3FF))
 
 
 def _warn(message: Warning | str, *_: object, **__: object) -> None:

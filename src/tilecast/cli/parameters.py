@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from tilecast import units
-from tilecast.errors import InvalidInput, UnknownName, shown
+from tilecast.errors import InvalidInput, shown
 
 TEXTS = (
     "dtype", "identity", "kv_dtype", "distribution", "moe_pass", "op", "node", "kind", "implementation", "weight_dtype", "gradient_dtype",
@@ -16,7 +16,6 @@ LISTS = ("q_lens", "kv_lens")
 FLAGS = ("bias", "causal", "gated", "residual", "backward")
 RATES = ("link_bytes_per_s", "network_bytes_per_s", "latency_factor")
 EMPTY = ("", "nan")  # what a cell without a value reads, and how numbers that are none are written
-MEASURED_IN = ("pytorch", "framework", "nccl", "oneccl")  # where kernels were measured besides the engines that `predict` knows
 
 _LENGTHS = "of each request, as a list such as [128,4096] or 128,4096"
 HELP: Mapping[str, str] = {
@@ -210,13 +209,3 @@ def check_lengths(given: Mapping[str, Any]) -> None:
 def check_missing(family: str, required: Iterable[str], given: Iterable[str]) -> None:
     if missing := [option(name) for name in required if name not in set(given)]:
         raise InvalidInput(f"{family} needs {' and '.join(missing)}: see tilecast kernel {family} --help")
-
-
-def checked_engine(name: str) -> str:
-    """An engine that `predict` knows, or a name under which kernels were measured."""
-    from tilecast.engines.base import engines
-
-    known = (*engines(), *MEASURED_IN)
-    if name not in known:
-        raise UnknownName.among("engine", name, known)
-    return name

@@ -43,7 +43,7 @@ FULL = ("part", "launches", "time", "share", "bound by", "bound", "efficiency", 
 @click.option("--pp", type=int, default=1, show_default=True, help="Pipeline parallel: stages that hold runs of layers.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Expert parallel: ranks, of the tp GPUs, that hold whole experts.")
 @click.option("--dp-attention", type=int, default=1, show_default=True, help="Data-parallel attention: groups, of the tp GPUs.")
-@click.option("--batch", help="Requests in the batch; several as 1,8,64 or 1:256:x2.")
+@click.option("--batch", help="Requests in the batch; several as 1,8,64, 1:256:x2 (or 1:256, doubling) or 8:64:8.")
 @click.option("--isl", type=int, help="Input tokens of each request.")
 @click.option("--osl", type=int, help="Output tokens of each request.")
 @click.option("--requests", "requests_path", metavar="FILE.csv", help="One request a line: input_tokens,output_tokens.")
@@ -94,7 +94,8 @@ def command(
     output = {"as_json": as_json, "as_csv": as_csv, "as_python": as_python}
     if as_python:
         refuse_as_python(html=html_path, trace=trace_path)
-    page, timeline = target("--html", html_path, (".html", ".htm")), target("--trace", trace_path, (".json",))
+    reads = (model, requests_path, given["profile"])
+    page, timeline = target("--html", html_path, (".html", ".htm"), reads=reads), target("--trace", trace_path, (".json",), reads=reads)
     overrides = overrides_from(assignments)
     line = command_line(
         "predict", model, gpu=gpu, **said, requests=requests_path, concurrency=concurrency, engine_set=engine_assignments,

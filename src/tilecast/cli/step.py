@@ -68,7 +68,7 @@ def command(
         given["recompute"] = "selective"
     if network is not None:
         given["network_bytes_per_s"] = units.parse("network_bytes_per_s", network)
-    timeline = target("--trace", trace_path, (".json",))
+    timeline = target("--trace", trace_path, (".json",), reads=(model, given["profile"]))
     if optimizer and no_optimizer:
         raise InvalidInput("--optimizer and --no-optimizer exclude one another")
     rule = None if no_optimizer else optimizer or "adamw"

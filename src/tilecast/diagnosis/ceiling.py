@@ -62,8 +62,8 @@ def ceiling_for(family: str) -> Ceiling:
     return known[family]
 
 
-def check_measured(measured_s: float, prediction: KernelPrediction, row: int = 0) -> None:
-    bound_s = float(prediction.bound_s[row])
+def check_measured(measured_s: float, prediction: KernelPrediction) -> None:
+    bound_s = float(prediction.bound_s[0])
     if measured_s < LEAST_MEASURED * bound_s:
         raise InvalidInput(
             f"--measured {units.human('_s', measured_s)} is less than the bound, {units.human('_s', bound_s)}, and nothing real is faster:"

@@ -15,6 +15,7 @@ import numpy as np
 from tilecast.dtypes import dtype
 from tilecast.errors import InvalidInput, UnknownName
 from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.kernels.base import RELEASE
 from tilecast.kernels.registry import kernel
 from tilecast.workloads.graph import Batch, KernelCall, Step, Tokens
 from tilecast.workloads.model import ModelConfig
@@ -25,7 +26,6 @@ FOLDER = Path(__file__).parent
 ROWS = {"gemm": "m", "moe": "num_tokens"}  # the parameter that counts rows, where it is not called `rows`
 SAME_PRODUCT = {"fp8_static": "fp8"}  # scales that are known beforehand change who makes the activations, not the product
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
-RELEASE = re.compile(r"\d+(\.\d+)*([.-]?(post|rc|dev)\d*)?$")
 SENT_BYTES = 1  # of an element on its way to an expert: 8 bits; results come back in the model's own format
 NO_IDENTITY: Callable[[GpuSpec, str], None] = lambda gpu, held: None  # noqa: E731
 

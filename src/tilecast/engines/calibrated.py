@@ -14,20 +14,22 @@ from typing import Any
 import numpy as np
 
 from tilecast import hardware
-from tilecast.engines.predict import HOST, Prediction, host_spread, predict
-from tilecast.errors import InvalidInput, MissingData
+from tilecast.engines.predict import HOST, Part, Prediction, host_spread, predict
+from tilecast.errors import InvalidInput, MissingData, shown
 from tilecast.hardware import GpuSpec
 from tilecast.learning import profiles
 from tilecast.learning.calibration import Evidence, Floats, Sites, apart, joined, posterior, shipped
 from tilecast.learning.profiles import Profile
-from tilecast.predictors.calibrated import LONGEST_S, SHORTEST_S, sites_of_prediction
+from tilecast.predictors.calibrated import FASTEST, LONGEST_S, SHORTEST_S, sites_of_prediction
 from tilecast.workloads.aggregate import StepTime
+from tilecast.workloads.graph import PHASES
 
 MEASURED = ("prefill_s", "decode_step_s", "total_s")
 ASKED = ("engine", "tp", "pp", "ep", "dp_attention", "node", "quant", "kv_dtype", "batch", "isl", "osl", "requests")
 INPUTS = ("model", "gpu", *ASKED, "engine_set", "set", "profile")  # a profile that the prediction had does not change what was measured
 RUN_NOISE = 0.015  # log: the same run once more
 LARGEST_FACTOR = 10.0
+LARGEST_GAP = 0.1  # of a total, to the sum of what it is made of
 ROUNDS = 5
 
 
@@ -46,7 +48,9 @@ def read_run(path: Path) -> dict[str, Any]:
         run = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MissingData(f"no file {path}") from None
-    except (OSError, ValueError) as problem:
+    except OSError as problem:
+        raise InvalidInput(f"cannot read {path}: {(problem.strerror or str(problem)).lower()}") from None
+    except (ValueError, RecursionError) as problem:
         raise InvalidInput(f"{path} is no JSON: {problem}") from None
     if not isinstance(run, dict):
         raise InvalidInput(f"{path} must hold an object with command, inputs and measured")
@@ -62,9 +66,10 @@ def evidence_from_run(run: Mapping[str, Any], gpu: GpuSpec) -> Evidence:
     """Prefill and decode step of the run; the total where one of them is not given."""
     measured = _measured(run)
     predicted = _predicted(run, gpu)
-    phases = {phase: _phase(predicted, phase, gpu) for phase in ("prefill", "decode")[: len(predicted.steps)]}
+    phases = {phase: _phase(predicted, phase, gpu) for phase in PHASES[: len(predicted.steps)]}
     if "decode" not in phases and "decode_step_s" in measured:
         raise InvalidInput("measured has decode_step_s, but outputs of one token have no decode step")
+    _check_possible(measured, predicted)
     counts = {
         "prefill_s": {"prefill": 1.0},
         "decode_step_s": {"decode": 1.0},
@@ -115,18 +120,45 @@ def _measured(run: Mapping[str, Any]) -> dict[str, float]:
     if run.get("command", "predict") != "predict":
         raise InvalidInput(f"command = {run['command']!r} must be 'predict': other runs cannot calibrate yet")
     given = run.get("measured")
-    if not isinstance(given, dict) or not any(given.get(name) is not None for name in MEASURED):
-        raise InvalidInput(f"the run has nothing measured: give one or more of {', '.join(MEASURED)} under 'measured'")
     found = {}
-    for name, value in given.items():
+    for name, value in given.items() if isinstance(given, dict) else ():
         if name not in MEASURED:
             raise InvalidInput(f"measured has {name!r}; it may have {', '.join(MEASURED)}")
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not SHORTEST_S <= value <= 1e3 * LONGEST_S:
-            raise InvalidInput(f"measured {name} = {value!r} must be seconds between {SHORTEST_S:g} and {1e3 * LONGEST_S:g}")
+            raise InvalidInput(f"measured {name} = {shown(value)} must be seconds between {SHORTEST_S:g} and {1e3 * LONGEST_S:g}")
         found[name] = float(value)
+    if not found:
+        raise InvalidInput(f"the run has nothing measured: give one or more of {', '.join(MEASURED)} under 'measured'")
     return found
+
+
+def _check_possible(measured: Mapping[str, float], predicted: Prediction) -> None:
+    """Phases that no kernels could be so fast in, as for rows, and a total that is not the sum of its parts, are a mistake."""
+    bounds = {phase: sum(part.bound_s for part in predicted.breakdown if part.phase == phase and not _is_beside(part)) for phase in PHASES}
+    steps = predicted.decode_steps
+    least = {"prefill_s": bounds["prefill"], "decode_step_s": bounds["decode"] / max(1, steps), "total_s": sum(bounds.values())}
+    for name, value in measured.items():
+        if value < FASTEST * least[name]:
+            raise InvalidInput(f"measured {name} = {value:g} is less than the {least[name]:.3g} s below which no such kernels can go")
+    if "total_s" not in measured or "prefill_s" not in measured:
+        return
+    total_s, rest_s = measured["total_s"], measured["total_s"] - measured["prefill_s"]
+    if rest_s < FASTEST * bounds["decode"]:
+        needs = f"{steps:,} decode steps, which take {bounds['decode']:.3g} s at least"
+        raise InvalidInput(f"measured total_s = {total_s:g} leaves {rest_s:g} s beside prefill_s for {needs}")
+    if "decode_step_s" not in measured:
+        return
+    # The median step times their number is not all of them where requests leave early; the prediction says by how much.
+    whole_s = measured["prefill_s"] + measured["decode_step_s"] * predicted.decode_s.median / predicted.decode_step_s.median
+    if abs(total_s / whole_s - 1.0) > LARGEST_GAP:
+        parts = f"prefill_s and {steps:,} steps of decode_step_s, together {whole_s:.3g} s"
+        raise InvalidInput(f"measured total_s = {total_s:g} is more than {100 * LARGEST_GAP:g} % away from {parts}")
+
+
+def _is_beside(part: Part) -> bool:
+    return part.call is not None and part.call.beside is not None
 
 
 def _settings(given: Any) -> dict[str, str]:

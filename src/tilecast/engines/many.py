@@ -121,6 +121,7 @@ def outcomes(
         return [alone(*case) for case in cases]
     found = set_up(model, gpu, tp=tp, **options)
     batches = [Batch.uniform(*case) for case in cases]
+    cases, tp = [(batch.num_requests, batch.input_tokens[0], batch.output_tokens[0]) for batch in batches], found.shard.tp
     for batch in batches:
         check_context(found.config, batch, allow_longer_context)
     longest = most_tokens(found.engine, found.gpu)

@@ -285,7 +285,7 @@ def predict(
         model=config,
         gpu=spec,
         engine=runs.label,
-        tp=tp,
+        tp=shard.tp,
         node=box.id if box else None,
         batch=asked,
         prefill_s=prefill_s,
@@ -361,8 +361,8 @@ def set_up(
     runs = with_settings(engine_named(engine), engine_settings) if engine_settings else engine_named(engine)
     _check_dtypes(config, spec, kv_dtype)
     shard = sharded(config, tp, pp=pp, ep=ep, dp=dp_attention)  # first what the model allows, then what the box does
-    box = node_for(spec, tp, node, pp=pp)
-    shard = replace(shard, node=box if tp * pp > 1 else None)
+    box = node_for(spec, shard.tp, node, pp=shard.pp)
+    shard = replace(shard, node=box if shard.num_gpus > 1 else None)
     operations = architecture(config.architecture).step(config, shard)
     held = kv_dtype or config.kv_dtype or config.dtype
     return Setup(config=config, gpu=spec, engine=runs, shard=shard, node=box, operations=operations, kv_dtype=held)
@@ -373,10 +373,7 @@ def _batch(batch: int | None, isl: int | None, osl: int | None, requests: Sequen
     if requests is not None:
         if any(value is not None for value in sizes.values()):
             raise InvalidInput("give batch, isl and osl, or requests, not both")
-        pairs = [tuple(pair) for pair in requests]
-        if any(len(pair) != 2 for pair in pairs):
-            raise InvalidInput("requests must be pairs of input and output tokens")
-        return Batch(tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
+        return Batch.of_pairs(requests)
     missing = [name for name, value in sizes.items() if value is None]
     if missing:
         raise InvalidInput(f"{' and '.join(missing)} missing: give batch, isl and osl, or requests")
@@ -397,12 +394,17 @@ def inputs_of(
 ) -> dict[str, Any]:  # fmt: skip
     """What was asked, as a record tells it; settings and a profile where there are any."""
     return {
-        "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.label, **layout,
-        "node": node.id if node else None, "quant": quant, "kv_dtype": found.kv_dtype, **sizes,
+        "model": found.config.name, "gpu": found.gpu.id, "engine": found.engine.label, **_plain(layout),
+        "node": node.id if node else None, "quant": quant, "kv_dtype": found.kv_dtype, **_plain(sizes),
         "set": [f"{fact}={value}" for fact, value in (overrides or {}).items()],
         **({"engine_set": [f"{fact}={value}" for fact, value in engine_settings.items()]} if engine_settings else {}),
         **({"profile": profile.told()} if profile else {}),
     }  # fmt: skip
+
+
+def _plain(given: Mapping[str, object]) -> dict[str, object]:
+    """Integers of numpy as Python's, which JSON can say."""
+    return {name: int(value) if isinstance(value, np.integer) else value for name, value in given.items()}
 
 
 def _check_dtypes(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> None:

@@ -166,8 +166,8 @@ def predict_layouts(
     rule = _optimizer(optimizer)
     price, measured = with_profile(price or partial(predict_kernel, learned=learned), profile, spec)
     asked = Question(
-        model=graph or model, gpu=spec, mode=mode or "inference", batch=batch, seq=seq, dtype=dtype or "fp32", runtime=runtime,
-        attention=attention,
+        model=graph or model, gpu=spec, mode=mode or "inference", batch=_size("batch", batch), seq=_size("seq", seq),
+        dtype=dtype or "fp32", runtime=runtime, attention=attention,
         recompute="full" if recompute is True else recompute, optimizer=optimizer, master_weights=master_weights,
         fp32_gradients=fp32_gradients, price=price, profile=measured,
     )  # fmt: skip
@@ -259,6 +259,10 @@ def _inputs(asked: Question, layout: Layout, graph: OpGraph) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _size(name: str, value: int | None) -> int | None:
+    return None if value is None else positive(name, value)
+
+
 def _graph(asked: Question, layout: Layout) -> OpGraph:
     """What one replica does of one micro-batch."""
     model = asked.model
@@ -272,8 +276,6 @@ def _graph(asked: Question, layout: Layout) -> OpGraph:
     else:
         if asked.batch is None or asked.seq is None:
             raise InvalidInput("batch and seq are missing: a model needs both, only a traced graph has them already")
-        positive("batch", asked.batch)
-        positive("seq", asked.seq)
         shards_cast = asked.dtype == "amp" and layout.fsdp > 1  # weights are cast when they are gathered: layers compute in bf16
         graph = model_graph(
             model, mode=asked.mode, batch=layout.micro_batch(asked.batch), seq=asked.seq, dtype="bf16" if shards_cast else asked.dtype,

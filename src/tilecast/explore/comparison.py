@@ -11,6 +11,7 @@ from tilecast.engines.predict import Interval, predict
 from tilecast.errors import InvalidInput, TilecastError
 from tilecast.serving.disaggregated import layouts_of, workers_in
 from tilecast.serving.outcome import LoadOutcome, load_outcomes
+from tilecast.workloads.graph import Batch
 from tilecast.workloads.model import model_config
 
 DEFAULT = "output_tokens_per_s_per_gpu"
@@ -156,6 +157,9 @@ def compare(
     'h100-sxm'
     """
     metric, config = metric_named(by), model_config(model)
+    tps, batches, concurrencies = (
+        [units.whole(name, value) for value in values] for name, values in (("tp", tps), ("batch", batches), ("concurrency", concurrencies))
+    )
     ids = list(dict.fromkeys(hardware.gpu(name).id if not name.endswith(".toml") else name for name in gpus))
     groups = [(id, tp) for id in ids for tp in dict.fromkeys(tps)]
     sizes = list(dict.fromkeys(concurrencies or batches))
@@ -169,7 +173,7 @@ def compare(
         workers_in(workers)
     either = {name: options.get(name) for name in ("prefill_tp", "decode_tp")}
     layouts = {tp: layouts_of(tp, **either) if list(disaggregated) == ["auto"] else list(disaggregated) or [""] for tp in tps}
-    longest = max((pair[1] for pair in requests), default=0) if requests is not None else osl
+    longest = max(Batch.of_pairs(requests).output_tokens) if requests is not None else osl
     if longest == 1 and by in OF_DECODE:
         raise InvalidInput(f"--by {by}: one output token needs no decode step; compare by ttft_s or total_s, or ask for more tokens")
 

@@ -77,6 +77,7 @@ def node(name: str) -> NodeSpec:
 
 
 def nodes() -> Iterator[NodeSpec]:
+    """Every box and rack of the catalogue, in the order of their ids."""
     return map(node, node_ids())
 
 

@@ -1,7 +1,10 @@
 """What a kernel is: a frozen record of launch parameters, one shape or a million, that can split itself into tasks for a GPU."""
 
+import re
 from collections.abc import Mapping
+from functools import cache
 from operator import index
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -118,8 +121,9 @@ def flag(given: Any, name: str) -> Any:
         values = np.asarray(given)
     except ValueError:
         values = np.empty(0, dtype=object)
-    if values.dtype.kind not in "biuf" or not values.size or not np.isin(values, (0, 1)).all():
-        raise InvalidInput(f"{name} = {shown(given)} must be true or false")
+    wrong = ~np.isin(values, (0, 1)) if values.dtype.kind in "biuf" else np.ones(values.shape, bool)
+    if not values.size or wrong.any():
+        raise InvalidInput(f"{name} = {shown(values[wrong].tolist()[0] if values.size else given)} must be true or false")
     return values.astype(bool).reshape(-1, 1)
 
 
@@ -128,11 +132,32 @@ NAMELESS = frozenset({
     "conv2d", "elementwise", "embedding", "flash_attention_1", "kv_cache_write", "layer_norm", "layer_norm_backward", "optimizer_update",
     "quantize", "sampling", "softmax", "softmax_backward",
 })  # fmt: skip
+MEASURED_IN = ("pytorch", "framework", "nccl", "oneccl")  # where kernels were measured besides the engines that `predict` knows
+RELEASE = re.compile(r"\d+(\.\d+)*([.-]?(post|rc|dev)\d*)?$")
 RAGGED = ("q_lens", "kv_lens", "tile")  # lists that are no list of launches
 
 
-def check_asked(kernel: Any, engine: Any) -> None:
-    """Whether this is a kernel at all, and its names are names: sizes are for its own file to check."""
+@cache
+def engine_names() -> frozenset[str]:
+    """Engines that `predict` knows, by their files (what prices a kernel comes before them), and where else kernels were measured."""
+    folder = Path(__file__).parents[1] / "engines"
+    return frozenset({*MEASURED_IN, *(path.stem for path in folder.glob("*.toml") if path.with_suffix(".py").exists())})
+
+
+def checked_engine(name: str) -> str:
+    """The engine's plain name: a kernel by itself is the same in all releases, sglang@0.5.14 for one."""
+    if name in engine_names():
+        return name
+    plain, at, release = name.partition("@")
+    if plain not in engine_names():
+        raise UnknownName.among("engine", plain, engine_names())
+    if at and not RELEASE.match(release):
+        raise InvalidInput(f"engine {name}: {release!r} is no release, such as 0.5.14")
+    return plain
+
+
+def check_asked(kernel: Any, engine: Any) -> str:
+    """Whether this is a kernel at all, and its names are names: sizes are for its own file to check. The engine's plain name, if any."""
     if isinstance(kernel, type) or not (hasattr(kernel, "tasks") or hasattr(kernel, "analyse")):
         raise InvalidInput(f"kernel = {shown(kernel)} must be a launch such as Gemm(m=512, n=4096, k=4096): see tilecast.kernels")
     if not isinstance(kernel.dtype, str):
@@ -142,9 +167,13 @@ def check_asked(kernel: Any, engine: Any) -> None:
         raise InvalidInput(f"identity = {shown(identity)} of {kernel.family} must be a name, or None for what the engine would run")
     if identity and kernel.family in NAMELESS:
         raise InvalidInput(f"identity = {identity!r}: {kernel.family} has one kernel and no names for it; leave identity out")
-    for name in (engine, getattr(kernel, "engine", None) or engine):
+    own = getattr(kernel, "engine", None)
+    for name in (engine, own or engine):
         if not isinstance(name, str):
             raise InvalidInput(f"engine = {shown(name)} must be a name such as 'sglang'")
+    if own and own not in engine_names():
+        raise UnknownName.among("engine", own, engine_names())
+    return checked_engine(engine) if engine else ""
 
 
 def identity_on(kernel: Any, gpu: GpuSpec, launch: int = 0) -> str | None:

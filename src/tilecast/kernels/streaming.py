@@ -79,9 +79,9 @@ def slices(numel: Numbers) -> Numbers:
     return numel / SLICE
 
 
-def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol, using: StreamingConstants | None = None) -> TaskSet:
+def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
     """One task per block; time is bytes at DRAM or L2 speed, unless they are few or costly to compute."""
-    using, machine = using or streaming_constants(), constants()
+    using, machine = streaming_constants(), constants()
     per_block = stream.read_bytes + stream.written_bytes
     least = stream.blocks * per_block + stream.shared_bytes
     read_again = stream.rereads * stream.read_bytes

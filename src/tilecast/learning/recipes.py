@@ -1,7 +1,7 @@
 """Which rows teach which family, and the manifest that says so: from data sources to a shipped artifact."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, replace
 from datetime import date
 from pathlib import Path
@@ -13,7 +13,8 @@ import tilecast
 from tilecast import hardware
 from tilecast.datasets import splits, store
 from tilecast.datasets.schema import SHAPES, conform
-from tilecast.errors import InvalidInput, MissingData
+from tilecast.errors import InvalidInput, MissingData, TilecastError
+from tilecast.kernels.base import checked_engine
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.kernels.registry import kernels
 from tilecast.learning import boosting, training
@@ -104,15 +105,21 @@ def _stored_rows(family: str, name: str) -> pl.DataFrame:
 
 
 def user_rows(path: Path, family: str) -> pl.DataFrame:
-    """A file with the columns of `tilecast kernels` plus measured_s, as schema rows; absurd latencies are refused."""
+    """A file with the columns of `tilecast kernels` plus measured_s, or of `tilecast data export`, as schema rows; an empty cell is the
+    default, a row that was set aside is left out, and absurd latencies are refused."""
     if not path.is_file():
         raise MissingData(f"no file {path}")
     try:
         raw = pl.read_csv(path, infer_schema_length=None) if path.suffix == ".csv" else pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as problem:
         raise MissingData(f"{path} is damaged: {str(problem).splitlines()[0]}") from None
+    raw = raw.with_columns(pl.col(pl.Categorical).cast(pl.String)).with_columns(pl.col(pl.String).str.strip_chars().replace("", None))
+    if "measured_s" not in raw.columns:
+        raw = raw.rename({"latency_s": "measured_s"}, strict=False)
     _demand(path, raw, ("family", "gpu", "dtype", "measured_s"))
-    numbered = raw.with_row_index("origin_row")
+    numbered = raw.drop("origin_row", strict=False).with_row_index("origin_row")
+    if "set_aside" in numbered.columns:
+        numbered = numbered.filter(pl.col("set_aside").is_null())
     is_known = pl.col("family").is_null() | pl.col("family").cast(pl.String).is_in(list(kernels()))
     _refuse(path, numbered, "family", is_known, f"is no kernel: {', '.join(SOURCES)} can be learned")
     mine = numbered.filter(pl.col("family") == family)
@@ -130,12 +137,17 @@ def user_rows(path: Path, family: str) -> pl.DataFrame:
     for name in (name for name in known if SHAPES[family].get(name) == pl.Int64):
         size = pl.col(name).cast(pl.Float64, strict=False)
         _refuse(path, mine, name, pl.col(name).is_null() | (size == size.floor()), "must be a whole number")
-    gpus = {name: hardware.gpu(name).id for name in mine["gpu"].unique()}
-    frame = mine.select("origin_row", *known, pl.col("gpu").replace_strict(gpus, return_dtype=pl.String), measured.alias("latency_s"))
+    for name in (name for name in known if SHAPES[family].get(name) == pl.Boolean):
+        said = pl.col(name).cast(pl.String).str.to_lowercase()
+        _refuse(path, mine, name, said.is_null() | said.is_in(["true", "false"]), "must be true or false")
+        mine = mine.with_columns(pl.when(said.is_not_null()).then(said == "true").alias(name))
+    frame = mine.select("origin_row", "gpu", *known, measured.alias("latency_s"))
     defaults = {"timer": "profiler", "cache": "cold", "engine": "sglang"}
     for name, value in defaults.items():
         column = pl.col(name).fill_null(value) if name in frame.columns else pl.lit(value)
         frame = frame.with_columns(column.alias(name))
+    for name, plain in (("gpu", lambda text: hardware.gpu(text).id), ("engine", checked_engine)):
+        frame = frame.with_columns(pl.col(name).replace_strict(_meanings(path, frame, name, plain), return_dtype=pl.String))
     try:
         rows = conform(frame, family, source="user", licence="the user's own", origin=path.name)
     except pl.exceptions.PolarsError as problem:
@@ -156,10 +168,22 @@ def _refuse_unmodelled(path: Path, rows: pl.DataFrame, family: str) -> None:
             )
 
 
+def _meanings(path: Path, frame: pl.DataFrame, name: str, plain: Callable[[str], str]) -> dict[str, str]:
+    """What each text of a column means; one that means nothing is refused with the first row that has it."""
+    found = {}
+    for text, place in frame.unique(name, keep="first", maintain_order=True).select(name, "origin_row").iter_rows():
+        try:
+            found[text] = plain(str(text))
+        except TilecastError as problem:
+            raise type(problem)(f"{path}, row {place + 1}: {problem}") from None
+    return found
+
+
 def _demand(path: Path, raw: pl.DataFrame, wanted: Sequence[str]) -> None:
     missing = next((name for name in wanted if name not in raw.columns), None)
     if missing is not None:
-        raise InvalidInput(f"{path} lacks the column {missing!r}; it has {', '.join(raw.columns)}")
+        also = " (or latency_s)" if missing == "measured_s" else ""
+        raise InvalidInput(f"{path} lacks the column {missing!r}{also}; it has {', '.join(raw.columns)}")
 
 
 def _required(family: str) -> list[str]:

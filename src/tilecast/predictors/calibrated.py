@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from tilecast import hardware
-from tilecast.errors import InvalidInput, MissingData, TilecastError
+from tilecast.errors import InvalidInput, MissingData, TilecastError, shown
 from tilecast.execution import Priced, Protocol
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import priced
+from tilecast.kernels.base import checked_engine, priced
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning import profiles
 from tilecast.learning.calibration import INTERVAL_SIGMAS, Evidence, Floats, Sites, apart, joined, of_rows, shipped, sites
@@ -83,8 +83,8 @@ def _measured(row: Mapping[str, Any], gpu: GpuSpec) -> tuple[Sites, float]:
     measured_s = row["measured_s"]
     is_number = isinstance(measured_s, int | float) and not isinstance(measured_s, bool)
     if not is_number or not SHORTEST_S <= measured_s <= LONGEST_S:
-        shown = "empty" if measured_s is None else measured_s
-        raise InvalidInput(f"measured_s = {shown} must be seconds between {SHORTEST_S:g} and {LONGEST_S:g}")
+        told = "empty" if measured_s is None else measured_s if isinstance(measured_s, str) else shown(measured_s)
+        raise InvalidInput(f"measured_s = {told} must be seconds between {SHORTEST_S:g} and {LONGEST_S:g}")
     if not row["family"]:
         raise InvalidInput("family is empty")
     record = kernel_record(str(row["family"]))
@@ -96,10 +96,11 @@ def _measured(row: Mapping[str, Any], gpu: GpuSpec) -> tuple[Sites, float]:
     except TypeError as problem:
         raise InvalidInput(f"{row['family']} lacks {str(problem).partition('argument')[2].lstrip('s: ').strip()}") from None
     timing = {name: row[name] for name in TIMING if row.get(name)}
+    engine = checked_engine(str(timing.get("engine", "sglang")))
     predicted = predict_kernel(built, gpu, **timing)
     median_s, bound_s = float(predicted.median_s[0]), float(predicted.bound_s[0])
     if measured_s < FASTEST * bound_s:
         raise InvalidInput(f"measured_s = {measured_s:g} is less than the {bound_s:.3g} s below which no kernel of that size can go")
     if measured_s > SLOWEST * median_s:
         raise InvalidInput(f"measured_s = {measured_s:g} is more than {SLOWEST:g} times the {median_s:.3g} s predicted: is it in seconds?")
-    return sites_of_prediction(predicted, timing.get("engine", "sglang")), float(np.log(measured_s / median_s))
+    return sites_of_prediction(predicted, engine), float(np.log(measured_s / median_s))

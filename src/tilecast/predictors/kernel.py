@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LISTS = frozenset((np.ndarray, list))
 PROTOCOLS = {(timer, cache): Protocol(timer, cache) for timer in TIMERS for cache in CACHES}
+unread: set[str] = set()  # families whose weights were asked for and are gone or damaged: versions tell it
 BLOCK = 2048  # launches priced at once: their arrays stay in the processor's cache
 
 
@@ -92,7 +93,7 @@ def predict_kernel(
     True
     """
     spec = hardware.gpu(gpu, overrides)
-    check_asked(kernel, engine)
+    engine = check_asked(kernel, engine)
     if getattr(kernel, "identity", None) == "":  # a name that was left empty, as a cell may be
         kernel = replace(kernel, identity=None)
     protocol = _protocol(timer, cache)
@@ -146,7 +147,7 @@ def _predict_part(
     kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, learned: bool, profile: "Profile | None" = None,
     corrections: Mapping[str, Correction] | None = None,
 ) -> _Part:  # fmt: skip
-    find = usable if corrections is None else corrections.get
+    find = _shipped if corrections is None else corrections.get
     correction = find(kernel.family) if learned and kernel.family in SIZES else None
     if correction is not None:
         kernel = _as_corrected(kernel, gpu, engine, correction)
@@ -174,6 +175,12 @@ def _predict_part(
         median_s, low_s, high_s = np.array([median_s]), np.array([low_s]), np.array([high_s])
     basis = corrected.basis if corrected is not None else np.full(len(median_s), "analytic")
     return _Part(found.analysis, median_s, low_s, high_s, basis)
+
+
+def _shipped(family: str) -> Correction | None:
+    found = usable(family)
+    (unread.add if found is None else unread.discard)(family)
+    return found
 
 
 def _half_width(corrected: Corrected | None, family: str) -> Floats | float:

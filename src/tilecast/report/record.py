@@ -1,5 +1,6 @@
 """Report: what a command has to say, as plain values. The console, JSON, CSV and notebooks are views of it."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -43,4 +44,6 @@ class Report:
 
 def versions() -> dict[str, str]:
     """What a result depends on besides its inputs: printed with every output, so that one line reproduces it."""
-    return {"tilecast": tilecast.__version__, "catalogue": catalogue_hash(), "artifacts": artifacts_hash()}
+    predicted = sys.modules.get("tilecast.predictors.kernel")  # what nobody asked for was not looked at
+    artifacts = " without ".join([artifacts_hash(), *sorted(predicted.unread if predicted else ())])
+    return {"tilecast": tilecast.__version__, "catalogue": catalogue_hash(), "artifacts": artifacts}

@@ -92,9 +92,9 @@ class Layer:
         return json.dumps([*loads.astype(int).tolist(), *[num_tokens] * self.num_fused])
 
 
-def gemm_layer(n: int, k: int, dtype: str = "fp8_block") -> Layer:
+def gemm_layer(n: int, k: int) -> Layer:
     """A dense product as a layer of one expert that every row visits."""
-    return Layer(kernel="gemm", num_experts=1, topk=1, hidden_size=k, inter_size=n, gated=False, dtype=dtype)
+    return Layer(kernel="gemm", num_experts=1, topk=1, hidden_size=k, inter_size=n, gated=False, dtype="fp8_block")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,9 +67,8 @@ class Study:
     """Everything a fit reads of the searches, made once: folds then choose problems, nothing of a left-out one is looked at."""
 
     problems: Sequence[Searched]
-    kept: Mapping[str, NDArray[np.int64]]  # rows of each GPU's space that a fit may draw: good for any problem anywhere, and some others
-    own: Mapping[str, NDArray[np.bool_]]  # of these, the GPU's own good ones and the others
-    configs: Mapping[str, NDArray[np.int64]]  # (kept, parameters)
+    own: Mapping[str, NDArray[np.bool_]]  # of the rows of a GPU's space that are kept, its own good ones and the others
+    configs: Mapping[str, NDArray[np.int64]]  # (kept, parameters): what a fit may draw, good for any problem anywhere, and some others
     numbers: Sequence[NDArray[np.float32]]  # of each problem, its kept rows
     good: Sequence[NDArray[np.bool_]]
     defaults: NDArray[np.float32]  # (P, F) of the default configuration
@@ -95,7 +94,7 @@ def study(problems: Sequence[Searched]) -> Study:
         good.append(np.isin(rows, problem.good))
         defaults.append(found[problem.default(space)])
     gains = np.log([problem.gain or np.nan for problem in problems])
-    return Study(problems, kept, own, configs, numbers, good, np.array(defaults), gains)
+    return Study(problems, own, configs, numbers, good, np.array(defaults), gains)
 
 
 def _unique(configs: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -1,12 +1,13 @@
 """The kernels of a step: KernelCall, Step, and the batch they work on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tilecast.errors import InvalidInput
+from tilecast import units
+from tilecast.errors import InvalidInput, shown
 
 PHASES = ("prefill", "decode")
 LONGEST = 100_000_000  # tokens; nothing that anyone runs
@@ -45,19 +46,23 @@ class Batch:
     def __post_init__(self) -> None:
         if not self.input_tokens:
             raise InvalidInput("a batch needs at least one request")
-        for name, values in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
-            for value in values:
-                if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= LONGEST:
-                    raise InvalidInput(f"{name} = {value!r} must be a whole number from 1 to {LONGEST:,}")
+        for name in ("input_tokens", "output_tokens"):
+            object.__setattr__(self, name, tuple(units.whole(name, value, LONGEST) for value in getattr(self, name)))
 
     @classmethod
     def uniform(cls, batch: int, isl: int, osl: int) -> "Batch":
-        for name, value in (("batch", batch), ("isl", isl), ("osl", osl)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= LONGEST:
-                raise InvalidInput(f"{name} = {value!r} must be a whole number from 1 to {LONGEST:,}")
+        batch, isl, osl = (units.whole(name, value, LONGEST) for name, value in (("batch", batch), ("isl", isl), ("osl", osl)))
         if batch > 1_000_000:
             raise InvalidInput(f"batch = {batch:,} is more requests than one static batch can hold")
         return cls((isl,) * batch, (osl,) * batch)
+
+    @classmethod
+    def of_pairs(cls, requests: object) -> "Batch":
+        """From (input, output) tokens of each request."""
+        pairs = [tuple(pair) if isinstance(pair, Iterable) else () for pair in requests] if isinstance(requests, Iterable) else [()]
+        if any(len(pair) != 2 for pair in pairs):
+            raise InvalidInput(f"requests = {shown(requests)} must be pairs of input and output tokens")
+        return cls(tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
 
     @property
     def num_requests(self) -> int:

@@ -239,8 +239,12 @@ def _names() -> dict[str, frozenset[str]]:
 
 
 def _table(path: Path) -> Mapping[str, Any]:
-    file = path / CONFIG if path.is_dir() else path
-    if not file.exists():
+    try:
+        file = path / CONFIG if path.is_dir() else path
+        exists = file.exists()
+    except OSError as problem:  # a name too long, a folder that is not ours
+        raise InvalidInput(f"cannot read the model {shown(str(path))}: {(problem.strerror or str(problem)).lower()}") from None
+    if not exists:
         if path.suffix == ".json":
             raise MissingData(f"no file {file}")
         if path.is_dir():
@@ -267,7 +271,7 @@ def _parsed(file: Path) -> Mapping[str, Any]:
         table = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as problem:
         raise MissingData(f"cannot read {file}: {problem}") from None
-    except json.JSONDecodeError as problem:
+    except (json.JSONDecodeError, RecursionError) as problem:
         raise InvalidInput(f"{file} is not valid JSON: {problem}") from None
     if not isinstance(table, dict):
         raise InvalidInput(f"{file} must hold a JSON object, as a config.json does")

@@ -3,13 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-PER = {
-    "token": "as many rows as the step has tokens of this GPU's requests",
-    "request": "one row for each of them: only its last token goes on to the head",
-    "every_token": "the tokens of all data-parallel ranks, where attention was split by requests and the rest is not",
-    "every_request": "the last tokens of all data-parallel ranks",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
@@ -18,7 +11,7 @@ class Operation:
     name: str
     family: str
     sizes: Mapping[str, object] = field(default_factory=dict)
-    per: str = "token"
+    per: str = "token"  # what gives a row: token or request of this GPU, every_token or every_request of all data-parallel ranks
     rows_each: int = 1  # rows per token or request: heads, where a kernel works head by head
     num_weights: int = 0  # parameters this GPU holds for it, in elements
     held: str | None = None  # quantisation of weights and product; None: the model's own dtype

@@ -218,7 +218,7 @@ def load_graph(path: str | Path) -> OpGraph:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:
         raise MissingData(f"cannot read {path}: {problem.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as problem:
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as problem:
         raise InvalidInput(f"{path} is not valid JSON: {problem}") from None
     return graph_from(table, str(path))
 

@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 
-from tilecast import hardware
+from tilecast import hardware, units
 from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import node_of
@@ -70,9 +70,7 @@ class Shard:
 
 def sharded(config: ModelConfig, tp: int, node: NodeSpec | None = None, *, pp: int = 1, ep: int = 1, dp: int = 1) -> Shard:
     """Column-parallel projections split by heads and by the MLP's width, row-parallel ones the same way back."""
-    for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp_attention", dp)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InvalidInput(f"{name} = {value!r} must be a whole number of at least 1")
+    tp, pp, ep, dp = (units.whole(name, value) for name, value in (("tp", tp), ("pp", pp), ("ep", ep), ("dp_attention", dp)))
     for name, value in (("ep", ep), ("dp_attention", dp)):
         if tp % value:
             raise InvalidInput(f"{name} = {value} must divide tp = {tp}: its groups are made of the same GPUs")

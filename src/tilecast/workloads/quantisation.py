@@ -9,7 +9,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from tilecast.errors import InvalidInput, UnknownName
+from tilecast.errors import InvalidInput, UnknownName, shown
 from tilecast.workloads.model import ModelConfig, Precision
 
 # What a user may ask for -> the quantisation of linear layers and experts; None: the model's own dtype, which is then the one named.
@@ -17,6 +17,7 @@ NAMES = {
     "bf16": None, "fp16": None, "fp8": "fp8", "fp8_block": "fp8_block", "int8": "int8", "int4": "int4_wo", "nvfp4": "nvfp4",
     "mxfp4": "w4a16_mxfp4",
 }  # fmt: skip
+BLOCK = [128, 128]  # weights that share a scale, in all measurements and kernels that we know
 # A module of each kind of weight in a middle layer, under the names checkpoints use.
 MODULES = {
     "qkv": ("self_attn.q_proj", "self_attn.qkv_proj", "self_attn.q_b_proj"),
@@ -74,7 +75,7 @@ def _held(method: str, given: Mapping[str, Any]) -> str:
     """The name in dtypes.QUANTISATIONS of what `quant_method` says."""
     if method == "fp8":
         if given.get("weight_block_size"):
-            return "fp8_block"
+            return _in_blocks("weight_block_size", given["weight_block_size"])
         return "fp8_static" if given.get("activation_scheme") == "static" else "fp8"
     if method in ("awq", "gptq", "gptq_marlin", "awq_marlin", "auto-round"):
         bits = given.get("bits") or given.get("w_bit") or 4
@@ -104,6 +105,12 @@ def _table(given: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     return inner
 
 
+def _in_blocks(field: str, size: Any) -> str:
+    if size not in (BLOCK, tuple(BLOCK), "128x128"):
+        raise InvalidInput(f"quantization_config: {field} = {shown(size)} is not supported; {BLOCK} is")
+    return "fp8_block"
+
+
 def _compressed(given: Mapping[str, Any]) -> str:
     groups = _table(given, "config_groups")
     group = _table(groups, next(iter(groups))) if groups else {}
@@ -113,7 +120,7 @@ def _compressed(given: Mapping[str, Any]) -> str:
         return "nvfp4" if kind == "float" and activations else "int4_wo"
     if bits == 8 and kind == "float":
         if weights.get("strategy") == "block":
-            return "fp8_block"
+            return _in_blocks("block_structure", weights.get("block_structure") or BLOCK)
         return "fp8" if activations.get("dynamic", True) else "fp8_static"
     if bits == 8:
         return "int8" if activations else "int8_wo"

@@ -25,8 +25,10 @@ def read_requests(path: str | Path) -> list[tuple[int, int]]:
             requests = [_request(row, path, reader.line_num) for row in reader if any(str(value or "").strip() for value in row.values())]
     except FileNotFoundError:
         raise MissingData(f"no file {path}") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as problem:
+    except OSError as problem:
         raise MissingData(f"cannot read {path}: {problem}") from None
+    except (UnicodeDecodeError, csv.Error) as problem:
+        raise InvalidInput(f"{path} is no CSV in UTF-8: {problem}") from None
     if not requests:
         raise InvalidInput(f"{path} holds no requests")
     return requests

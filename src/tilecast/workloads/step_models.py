@@ -12,6 +12,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+from tilecast import units
 from tilecast.errors import InvalidInput, MissingExtra, UnknownName
 from tilecast.workloads.architectures.base import family_names, size
 from tilecast.workloads.aten import TRITON_1
@@ -28,9 +29,8 @@ LARGEST = 1 << 40
 SHORTEST_SAVED = 64  # tokens: below, sizes such as an expert's room no longer follow one rule
 
 
-def positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= LARGEST:
-        raise InvalidInput(f"{name} = {value!r} must be a whole number from 1 to {LARGEST:,}")
+def positive(name: str, value: Any) -> int:
+    return units.whole(name, value, LARGEST)
 
 
 @cache
@@ -72,8 +72,7 @@ def model_graph(
     for name, value, allowed in (("mode", mode, MODES), ("dtype", dtype, DTYPES), ("attention", attention, (None, *ATTENTION))):
         if value not in allowed:
             raise InvalidInput(f"{name} = {value!r} must be one of {', '.join(str(each) for each in allowed if each)}")
-    positive("batch", batch)
-    positive("seq", seq)
+    batch, seq = positive("batch", batch), positive("seq", seq)
     if recompute and mode == "inference":
         raise InvalidInput("recompute is for training: an inference pass has no backward")
     id, config = resolved(model)

@@ -237,9 +237,9 @@ def decoder(table: Mapping[str, Any], name: str, architecture: str, layers: Sequ
     )
 
 
-def dense(table: Mapping[str, Any], name: str, architecture: str, *, mlp: Mlp | None = None, **attention: Any) -> ModelConfig:
+def dense(table: Mapping[str, Any], name: str, architecture: str, **attention: Any) -> ModelConfig:
     """A decoder whose layers are all alike, of Llama's shape."""
-    layer = Layer(attention=attention_heads(table, **attention), mlp=mlp or Mlp(width=size(table, "intermediate_size")))
+    layer = Layer(attention=attention_heads(table, **attention), mlp=Mlp(width=size(table, "intermediate_size")))
     return decoder(table, name, architecture, [layer] * size(table, "num_hidden_layers"))
 
 
