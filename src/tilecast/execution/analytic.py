@@ -334,7 +334,7 @@ def _work_per_task(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> dict[str, tup
 
 
 def _bound(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> Numbers:
-    """The largest pipeline demand for the asked cache state at the highest clock: nothing real is faster."""
+    """The least work of the problem, for the asked cache state, at the highest rates: nothing real is faster (decision 0011)."""
     bound_s = tasks.least_bytes / gpu.dram_bytes_per_s
     if _used(tasks.least_flop):
         bound_s = maximum(bound_s, tasks.least_flop / rates.highest_flop_per_s)

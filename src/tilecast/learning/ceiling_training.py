@@ -25,6 +25,7 @@ STRANGERS = 4  # dies' worth of levels that nobody saw; chosen on the rows that 
 ROWS_PER_DIE = 600  # that such levels are added to
 MEDIAN_OF_NORMAL = 0.6745  # standard deviations that half of normal numbers stay within
 
+NUM_PARTS = 39  # of a distribution, drawn from once each
 ENOUGH = 300  # held-out rows that a slot needs for scores of its own
 ROWS_PER_SLICE = 600  # of one GPU, engine, format and kernel
 FAMILIES = ("gemm", "moe", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode")
@@ -208,11 +209,11 @@ def unseen_scores(dies: Sequence[Residuals], levels: Levels, *, num_seen: int) -
     return _quantiles(np.concatenate(values), np.concatenate(weight))
 
 
-def student_quantiles(degrees: int, count: int = 39) -> Floats:
-    """Student's t in the middles of `count` equal parts."""
+def student_quantiles(degrees: int) -> Floats:
+    """Student's t in the middles of NUM_PARTS equal parts."""
     from scipy.special import stdtrit
 
-    return np.asarray(stdtrit(degrees, (np.arange(count) + 0.5) / count))
+    return np.asarray(stdtrit(degrees, (np.arange(NUM_PARTS) + 0.5) / NUM_PARTS))
 
 
 def _by_slot(values: Floats, slot: NDArray[np.str_]) -> dict[str, Floats]:
