@@ -91,7 +91,8 @@ def _held(method: str, given: Mapping[str, Any]) -> str:
     if algorithm in known:
         return known[algorithm]
     if algorithm == "MIXED_PRECISION":
-        raise InvalidInput("quantization_config: quant_algo = MIXED_PRECISION (a format for every layer) is not supported; take quantization_config out and pass --quant")
+        said = "quantization_config: quant_algo = MIXED_PRECISION (a format for every layer) is not supported"
+        raise InvalidInput(f"{said}; take quantization_config out and pass --quant")
     raise InvalidInput(
         f"quantization_config: quant_method = {method!r} is not supported; known: fp8, compressed-tensors, awq, gptq, modelopt, mxfp4"
     )
