@@ -7,6 +7,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
+from tests.reference.event_loop import event_loop, exact_step_s
 from tests.unit.command_line import Tilecast
 from tests.unit.test_predict_outputs import Page
 from tilecast.cli import predict_compare
@@ -19,7 +20,6 @@ from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import compare
 from tilecast.predictors import predict_kernel
 from tilecast.report.load_figures import load_figures
-from tilecast.serving.event_loop import event_loop, exact_step_s
 from tilecast.serving.load import predict_load, run_load
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.schedule import cycled, schedule

@@ -22,9 +22,23 @@ from tilecast.execution.tasks import Floats
 from tilecast.serving.policy import Policy
 from tilecast.serving.schedule import Lengths, equal_chunks
 
-# Tokens, how many equal chunks, keys of each, and chunks (each has its logits) of the fullest rank; and the mean tokens of all ranks.
-PrefillStep = tuple[int, int, float, int, float]
-DecodeRun = tuple[int, int, float]  # steps, requests of the fullest rank, mean keys of one
+
+class PrefillStep(NamedTuple):
+    """A step of a prefill worker, whose fullest rank sets the pace."""
+
+    tokens: int  # of the fullest rank
+    alike: int  # its chunks as so many equal ones
+    keys: float  # of each of these
+    chunks: int  # as they are: each has its logits
+    mean_tokens: float  # of all ranks
+
+
+class DecodeRun(NamedTuple):
+    """Equal steps in a row of a decode worker."""
+
+    steps: int
+    requests: int  # of the fullest rank
+    keys: float  # mean, of one request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,7 +360,7 @@ class _Run:
         found = [self.chunks_of(rank, worker.step) for rank in worker.ranks]
         tokens = [sum(part for part, _ in chunks) for chunks, _, _ in found]
         fullest = found[tokens.index(max(tokens))][0]
-        step = (*equal_chunks(fullest), len(fullest), sum(tokens) / self.prefill.ranks)
+        step = PrefillStep(*equal_chunks(fullest), len(fullest), sum(tokens) / self.prefill.ranks)
         self.steps[step] += 1
         seconds = self.prefill_s(step)
         self.prefill_busy_s += seconds
@@ -423,7 +437,7 @@ class _Run:
         together = len(worker.ends)
         if self.spans is not None:
             self.spans.tokens.append(TokenSpan(worker.number, start, number_of, seconds, more, together, worker.keys / together))
-        self.runs.append((number_of, max(worker.running), worker.keys / together + (number_of - 1) / 2))
+        self.runs.append(DecodeRun(number_of, max(worker.running), worker.keys / together + (number_of - 1) / 2))
         self.decode_busy_s += self.now - start
         worker.run = None
         worker.step += number_of

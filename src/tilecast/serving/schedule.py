@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,18 @@ from tilecast.execution.tasks import Floats
 from tilecast.serving.policy import Policy
 
 Lengths = tuple[int, int]  # prompt and output tokens
+
+
+class Run(NamedTuple):
+    """Equal steps in a row, told as `Schedule` does."""
+
+    steps: int
+    prefill_tokens: int = 0
+    chunks: int = 0
+    chunk_context: float = 0.0
+    prompts_done: int = 0
+    decodes: int = 0
+    context: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +60,7 @@ class Schedule:
 
 def schedule(policy: Policy, users: int, request: Callable[[int], Lengths], num_requests: int) -> Schedule:
     """The first `num_requests` requests of `users`, all of whom send one at the start; `request` gives the lengths of each."""
-    runs: list[tuple[float, ...]] = []
+    runs: list[Run] = []
     inputs, outputs, arrived, started, first, last = (list[int]() for _ in range(6))
     waiting: deque[int] = deque()
     coming: deque[tuple[int, int]] = deque()  # (step from which it can be taken, request)
@@ -107,17 +120,17 @@ def schedule(policy: Policy, users: int, request: Callable[[int], Lengths], num_
                 finished.append(number)
         if not chunks:
             if not running:  # nothing to do until somebody arrives
-                runs.append((coming[0][0] - step, 0, 0, 0.0, 0, 0, 0.0))
+                runs.append(Run(coming[0][0] - step))
                 step = coming[0][0]
                 continue
             repeat = ends[0][0] - decoded
             if coming:
                 repeat = min(repeat, coming[0][0] - step)
-            runs.append((repeat, 0, 0, 0.0, 0, running, context / running + (repeat - 1) / 2))
+            runs.append(Run(repeat, decodes=running, context=context / running + (repeat - 1) / 2))
         else:
             repeat = 1
             decodes = running if policy.mixes else 0
-            runs.append((1, *equal_chunks(chunks), len(finished), decodes, context / running if decodes else 0.0))
+            runs.append(Run(1, *equal_chunks(chunks), len(finished), decodes, context / running if decodes else 0.0))
         step += repeat
         if running and (policy.mixes or not chunks):
             decoded += repeat
@@ -144,14 +157,13 @@ def schedule(policy: Policy, users: int, request: Callable[[int], Lengths], num_
     )  # fmt: skip
 
 
-def steps_alone(runs: Sequence[tuple[float, ...]], mean_tokens: Sequence[float] | None = None) -> Schedule:
-    """Steps without the requests they are of, to be priced: (steps, prefill tokens, chunks, keys, prompts done, decodes, context) each."""
-    columns = np.array(runs, dtype=np.float64).T
-    steps, prefill_tokens, chunks, prompts_done, decodes = (columns[place].astype(np.int64) for place in (0, 1, 2, 4, 5))
+def steps_alone(runs: Sequence[Run], mean_tokens: Sequence[float] | None = None) -> Schedule:
+    """Steps without the requests they are of, to be priced."""
+    columns = dict(zip(Run._fields, np.array(runs, dtype=np.float64).T, strict=True))
+    columns |= {name: columns[name].astype(np.int64) for name in ("steps", "prefill_tokens", "chunks", "prompts_done", "decodes")}
     nobody = np.zeros(0, dtype=np.int64)
     return Schedule(
-        steps=steps, prefill_tokens=prefill_tokens, chunks=chunks, chunk_context=columns[3], prompts_done=prompts_done, decodes=decodes,
-        context=columns[6], arrival=nobody, taken=nobody, first=nobody, last=nobody, output_tokens=nobody, input_tokens=nobody,
+        **columns, arrival=nobody, taken=nobody, first=nobody, last=nobody, output_tokens=nobody, input_tokens=nobody,
         mean_tokens=None if mean_tokens is None else np.array(mean_tokens, dtype=np.float64),
     )  # fmt: skip
 
