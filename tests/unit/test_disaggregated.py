@@ -570,3 +570,12 @@ def test_options_that_do_not_go_together(tilecast: Tilecast, more, message):
 def test_workers_apart_serve_a_load(tilecast: Tilecast):
     found = tilecast("predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--isl", "8", "--osl", "8", "--batch", "1", "--disaggregated", "1P1D")
     assert found.code == 2 and "--disaggregated serves a load: give --concurrency N" in found.err
+
+
+def test_workers_without_room_for_a_request_are_timed_as_if_their_caches_held_all_users():
+    asked = {"disaggregated": "1P1D", "isl": 100, "osl": 20, "concurrency": 8, "price": PHYSICS, "with_interval": False}
+    found = predict_disaggregated("meta-llama/Llama-3.1-70B", "h100-sxm", **asked)
+    fits = predict_disaggregated("meta-llama/Llama-3.1-70B", "h100-sxm", **asked, overrides={"dram_bytes": 200 << 30})
+    assert (found.fits, fits.fits) == (False, True)
+    assert found.ttft_s == fits.ttft_s and found.total_s == fits.total_s
+    assert [warning.split(":")[0] for warning in found.warnings] == ["prefill workers", "decode workers"]

@@ -28,7 +28,7 @@ from tilecast.serving.breakdown import parts_of
 from tilecast.serving.costs import SIDES, Costs, costs
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.pools import DecodeRun, DecodeTimes, Passage, Pool, PrefillStep, Spans, run_pools
-from tilecast.serving.room import memory_under_load, most_at_once, with_room
+from tilecast.serving.room import memory_under_load, most_at_once, no_room, with_room
 from tilecast.serving.schedule import Lengths, Run, Schedule, cycled, schedule, steps_alone
 from tilecast.serving.seen import Seen, SeenBy, median_step, seen_by_users
 from tilecast.serving.served import Served
@@ -481,13 +481,14 @@ def predict_disaggregated(
     lengths = batch_of(asked)
     check_context(found.config, lengths, allow_longer_context)
     price, measured = with_profile(price, profile, found.gpu)
-    longest = max(asked, key=sum)
-    workers = {}
+    needed = {"prefill": max(prompt for prompt, _ in asked), "decode": max(map(sum, asked))}
+    workers, crowded, notes = dict[str, Workers](), set[str](), list[str]()
     for (kind, each), number in zip(setups.items(), numbers, strict=True):
         policy = policy_of(each)
-        needs = sum(longest) if kind == "decode" else max(pair[0] for pair in asked)
-        if policy.cache_tokens < needs:
-            policy = with_room(policy, needs)  # it does not fit, which the memory says; times are given all the same
+        if policy.cache_tokens < needed[kind]:
+            policy = with_room(policy, needed[kind], concurrency)
+            crowded.add(kind)
+            notes.append(f"{kind} workers: {no_room(each, needed[kind], concurrency)}")
         workers[kind] = Workers(number=number, found=each, policy=policy)
     prefill, decode = workers["prefill"], workers["decode"]
     box = found.node or decode.found.node or node_of(found.gpu, node)
@@ -497,11 +498,10 @@ def predict_disaggregated(
     )  # fmt: skip
     prompts = [(pair[0], 1) for pair in asked]
     together = max(1, min(concurrency, prefill.policy.token_budget // max(1, round(float(np.mean([pair[0] for pair in asked]))))))
+    decoding = most_at_once(decode.policy, asked, -(-concurrency // decode.number), decode.found.shard.dp)
     memories = {
-        "prefill": memory_under_load(prefill.found, prefill.policy, prompts, together),
-        "decode": memory_under_load(
-            decode.found, decode.policy, asked, most_at_once(decode.policy, asked, -(-concurrency // decode.number), decode.found.shard.dp)
-        ),
+        "prefill": memory_under_load(prefill.found, prefill.policy, prompts, 1 if "prefill" in crowded else together),
+        "decode": memory_under_load(decode.found, decode.policy, asked, 1 if "decode" in crowded else decoding),
     }
     layout = {"disaggregated": f"{numbers[0]}P{numbers[1]}D", "tp": decode.found.shard.tp}
     layout |= {f"{kind}_{name}": value for kind, shape in shapes.items() for name, value in shape.items()}
@@ -513,7 +513,7 @@ def predict_disaggregated(
             found, layout, box, {"concurrency": concurrency, **said_of(isl, osl, requests)},
             quant=quant, overrides=overrides, engine_settings=engine_settings, profile=measured,
         ),
-        warnings=(*warnings_of(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name)),
+        warnings=(*warnings_of(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name), *notes),
         profile=measured,
     )  # fmt: skip
 

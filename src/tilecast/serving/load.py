@@ -17,7 +17,7 @@ from tilecast.serving.asked import batch_of, check_users, followed, lengths_of, 
 from tilecast.serving.breakdown import parts_of
 from tilecast.serving.costs import SIDES, Costs, costs
 from tilecast.serving.policy import Policy, policy_of
-from tilecast.serving.room import memory_under_load, most_at_once, with_room
+from tilecast.serving.room import memory_under_load, most_at_once, no_room, with_room
 from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule
 from tilecast.serving.seen import Seen, SeenBy, median_step, seen_by_users
 from tilecast.serving.served import Served
@@ -190,13 +190,15 @@ def predict_load(
     lengths = batch_of(asked)
     check_context(found.config, lengths, allow_longer_context)
     price, measured = with_profile(price, profile, found.gpu)
-    policy = policy_of(found)
-    longest = max(asked, key=sum)
-    if policy.cache_tokens < sum(longest):
-        policy = with_room(policy, sum(longest))  # it does not fit, which the memory says; times are given all the same
+    policy, longest = policy_of(found), max(map(sum, asked))
     groups = min(found.shard.dp * found.shard.pp, concurrency)
-    load = run_load(found, policy, -(-concurrency // groups), asked, price=price)
-    memory = memory_under_load(found, policy, asked, most_at_once(policy, asked, concurrency, groups))
+    users = -(-concurrency // groups)  # of one scheduler
+    num_held, notes = most_at_once(policy, asked, concurrency, groups), too_long(policy, asked, found.engine.name)
+    if policy.cache_tokens < longest:
+        num_held, policy = 1, with_room(policy, longest, users)
+        notes.append(no_room(found, longest, concurrency))
+    load = run_load(found, policy, users, asked, price=price)
+    memory = memory_under_load(found, policy, asked, num_held)
     return LoadPrediction(
         model=found.config, gpu=found.gpu, engine=found.engine.label, num_gpus=found.shard.num_gpus,
         node=found.node.id if found.node else None, concurrency=concurrency, policy=policy, load=load, memory=memory,
@@ -206,6 +208,6 @@ def predict_load(
             {"concurrency": concurrency, **said_of(isl, osl, requests)},
             quant=quant, overrides=overrides, engine_settings=engine_settings, profile=measured,
         ),
-        warnings=(*warnings_of(found.config, lengths, found.gpu, found.node), *too_long(policy, asked, found.engine.name)),
+        warnings=(*warnings_of(found.config, lengths, found.gpu, found.node), *notes),
         profile=measured,
     )  # fmt: skip

@@ -13,8 +13,16 @@ from tilecast.serving.schedule import Lengths
 from tilecast.workloads.memory import Memory, activations_bytes
 
 
-def with_room(policy: Policy, tokens: int) -> Policy:
-    return replace(policy, cache_tokens=-(-tokens // policy.block_size) * policy.block_size)
+def with_room(policy: Policy, tokens: int, requests: int) -> Policy:
+    """The same with a cache for so many requests of so many tokens."""
+    return replace(policy, cache_tokens=requests * -(-tokens // policy.block_size) * policy.block_size)
+
+
+def no_room(found: Setup, tokens: int, users: int) -> str:
+    """What is said where the weights leave less than one request needs. That is no matter of waiting: it does not fit, which the memory
+    says, and times are given all the same, as of a static batch."""
+    held = "it" if users == 1 else f"all {users:,} users"
+    return f"{found.gpu.label} has no room for a request of {tokens:,} tokens beside the weights: times are as if its cache held {held}"
 
 
 def most_at_once(policy: Policy, asked: Sequence[Lengths], users: int, groups: int) -> int:
