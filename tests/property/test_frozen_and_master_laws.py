@@ -5,9 +5,13 @@ import pytest
 from tilecast.engines.distributed import Pass, Talk, Work, backward_pass, whole_step
 from tilecast.engines.step import predict_step
 from tilecast.errors import InvalidInput
-from tilecast.workloads.layout import Layers, Layout, expert_parallel, layers, tensor_parallel, undivided
+from tilecast.workloads.divided import undivided
+from tilecast.workloads.expert_parallel import expert_parallel
+from tilecast.workloads.layout import Layout
 from tilecast.workloads.opgraph import renamed
+from tilecast.workloads.stages import Layers, layers
 from tilecast.workloads.step_models import model_graph
+from tilecast.workloads.tensor_parallel import tensor_parallel
 
 MODEL, GPU = "mosaicml/mpt-1b", "a100-sxm-80gb"
 ASKED = {"mode": "training", "batch": 64, "seq": 512, "dtype": "bf16"}

@@ -12,10 +12,14 @@ from tilecast.engines.distributed import Pass, Talk, Work, backward_pass, expose
 from tilecast.engines.schedules import gpipe, interleaved, one_forward_one_backward, run_in_order
 from tilecast.engines.step import predict_layouts, predict_step
 from tilecast.workloads.aten import matrix_flop
-from tilecast.workloads.layout import Layers, Layout, Members, expert_parallel, layers, members, tensor_parallel, undivided
+from tilecast.workloads.divided import undivided
+from tilecast.workloads.expert_parallel import expert_parallel
+from tilecast.workloads.layout import Layout, Members, members
 from tilecast.workloads.opgraph import renamed
 from tilecast.workloads.recompute import recomputed
+from tilecast.workloads.stages import Layers, layers
 from tilecast.workloads.step_models import model_graph
+from tilecast.workloads.tensor_parallel import tensor_parallel
 
 MODEL, GPU = "mosaicml/mpt-1b", "a100-sxm-80gb"
 ASKED = {"mode": "training", "batch": 64, "seq": 512, "dtype": "bf16"}

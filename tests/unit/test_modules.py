@@ -10,9 +10,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 from tilecast.errors import InvalidInput  # noqa: E402
 from tilecast.workloads.aten import matrix_flop  # noqa: E402
-from tilecast.workloads.layout import expert_parallel, tensor_parallel, undivided  # noqa: E402
+from tilecast.workloads.divided import undivided  # noqa: E402
+from tilecast.workloads.expert_parallel import expert_parallel  # noqa: E402
 from tilecast.workloads.model import config_table, model_config, model_ids  # noqa: E402
 from tilecast.workloads.step_models import DTYPES, facts, model_graph, resolved  # noqa: E402
+from tilecast.workloads.tensor_parallel import tensor_parallel  # noqa: E402
 from tilecast.workloads.tracing.bundled import FORMATS, traced_model  # noqa: E402
 from tilecast.workloads.tracing.capture import _weightless  # noqa: E402
 from tilecast.workloads.tracing.losses import FusedTokenLoss, TokenLoss  # noqa: E402

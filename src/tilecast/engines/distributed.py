@@ -29,8 +29,10 @@ from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv
 from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.workloads.aggregate import Price
-from tilecast.workloads.layout import Divided, Layers, Layout, Members, layers, members
+from tilecast.workloads.divided import Divided
+from tilecast.workloads.layout import Layout, Members, members
 from tilecast.workloads.opgraph import Node, OpGraph
+from tilecast.workloads.stages import Layers, layers
 
 COLLECTIVES: dict[str, Callable[..., Any]] = {kind.family: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll, SendRecv)}
 BUCKET_BYTES = 25 * 2**20  # PyTorch's DistributedDataParallel, bucket_cap_mb

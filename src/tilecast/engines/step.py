@@ -36,12 +36,16 @@ from tilecast.learning.profiles import Profile
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import Price, price_step, weakest, with_profile
 from tilecast.workloads.aten import matrix_flop
+from tilecast.workloads.divided import Divided, undivided
+from tilecast.workloads.expert_parallel import expert_parallel
 from tilecast.workloads.fusion import compiled
 from tilecast.workloads.graph import KernelCall, Step
-from tilecast.workloads.layout import Divided, Layout, expert_parallel, layers, tensor_parallel, undivided
+from tilecast.workloads.layout import Layout
 from tilecast.workloads.opgraph import OpGraph, load_graph, renamed
 from tilecast.workloads.recompute import RECOMPUTE, recomputed, runs_again
+from tilecast.workloads.stages import layers
 from tilecast.workloads.step_models import DTYPES, model_graph, positive
+from tilecast.workloads.tensor_parallel import tensor_parallel
 
 __all__ = ["StepMemory", "StepPart", "StepPrediction", "predict_layouts", "predict_step"]
 
