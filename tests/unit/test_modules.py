@@ -16,9 +16,9 @@ from tilecast.workloads.model import config_table, model_config, model_ids  # no
 from tilecast.workloads.step_models import DTYPES, facts, model_graph, resolved  # noqa: E402
 from tilecast.workloads.tensor_parallel import tensor_parallel  # noqa: E402
 from tilecast.workloads.tracing.bundled import FORMATS, traced_model  # noqa: E402
-from tilecast.workloads.tracing.capture import _weightless  # noqa: E402
 from tilecast.workloads.tracing.losses import FusedTokenLoss, TokenLoss  # noqa: E402
 from tilecast.workloads.tracing.modules.base import Asked, families  # noqa: E402
+from tilecast.workloads.tracing.wrapped import weightless  # noqa: E402
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
 
@@ -49,7 +49,7 @@ def runs(config, mode, dtype, attention, seq=256):
         module = family.build(config, asked).to(FORMATS[dtype])
     autocast = torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "amp")
     with FakeTensorMode(allow_non_fake_inputs=True), torch.set_grad_enabled(training), autocast:
-        module = _weightless(module).train(training)
+        module = weightless(module).train(training)
         outputs = module(*family.inputs(asked))
         if training:
             (FusedTokenLoss() if family.fused_loss else TokenLoss())(outputs).backward()
