@@ -2,12 +2,17 @@
 
 import pytest
 
-from tilecast.engines.distributed import Pass, Talk, Work, backward_pass, whole_step
+from tilecast.engines.distributed import Work, backward_pass, whole_step
+from tilecast.engines.messages import Messages, Pass
 from tilecast.engines.step import predict_step
 from tilecast.errors import InvalidInput
-from tilecast.workloads.layout import Layers, Layout, expert_parallel, layers, tensor_parallel, undivided
+from tilecast.workloads.divided import undivided
+from tilecast.workloads.expert_parallel import expert_parallel
+from tilecast.workloads.layout import Layout
 from tilecast.workloads.opgraph import renamed
+from tilecast.workloads.stages import Layers, layers
 from tilecast.workloads.step_models import model_graph
+from tilecast.workloads.tensor_parallel import tensor_parallel
 
 MODEL, GPU = "mosaicml/mpt-1b", "a100-sxm-80gb"
 ASKED = {"mode": "training", "batch": 64, "seq": 512, "dtype": "bf16"}
@@ -190,9 +195,9 @@ def test_frozen_experts_are_spread_and_never_added_up():
 def test_the_backward_pass_ends_at_the_first_trained_layer():
     # Head 6, then the last two of four layers at 4; replicas add those two (1 each, one hidden) and the rest, 0.7, behind them.
     made = Work(front=Pass(1.0, 0.0), layer=Pass(2.0, 4.0), back=Pass(3.0, 6.0), number=4)
-    talk = Talk(reduce=1.0, reduce_rest=0.7)
-    assert backward_pass(made, talk, 4, first=True, last=True, reduces=True, reached=2) == pytest.approx(6 + 2 * 4 + 1 + 0.7)
-    assert backward_pass(made, talk, 2, first=True, last=False, reduces=True, reached=0) == 0.0
+    messages = Messages(reduce_s=1.0, reduce_rest_s=0.7)
+    assert backward_pass(made, messages, 4, first=True, last=True, reduces=True, reached=2) == pytest.approx(6 + 2 * 4 + 1 + 0.7)
+    assert backward_pass(made, messages, 2, first=True, last=False, reduces=True, reached=0) == 0.0
 
 
 def test_stages_without_anything_to_train_only_run_forward():
@@ -200,4 +205,4 @@ def test_stages_without_anything_to_train_only_run_forward():
     made = Work(front=Pass(0.0, 0.0), layer=Pass(2.0, 4.0), back=Pass(0.0, 0.0), number=4)
     half = Layers(number=4, forward=frozenset(), backward=frozenset(), places={}, unreached=2)
     assert half.reached_per_stage(2) == (0, 2) and half.reached_per_stage(4) == (0, 0, 1, 1)
-    assert whole_step(made, Talk(), Layout(pp=2, micro_batches=3), half) == pytest.approx(4 + 3 * 12)
+    assert whole_step(made, Messages(), Layout(pp=2, micro_batches=3), half) == pytest.approx(4 + 3 * 12)

@@ -8,14 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast import hardware
-from tilecast.engines.distributed import Pass, Talk, Work, backward_pass, exposed, forward_pass, whole_step
+from tilecast.engines.distributed import Work, backward_pass, exposed, forward_pass, whole_step
+from tilecast.engines.messages import Messages, Pass
 from tilecast.engines.schedules import gpipe, interleaved, one_forward_one_backward, run_in_order
 from tilecast.engines.step import predict_layouts, predict_step
 from tilecast.workloads.aten import matrix_flop
-from tilecast.workloads.layout import Layers, Layout, Members, expert_parallel, layers, members, tensor_parallel, undivided
+from tilecast.workloads.divided import undivided
+from tilecast.workloads.expert_parallel import expert_parallel
+from tilecast.workloads.layout import Layout, Members, members
 from tilecast.workloads.opgraph import renamed
 from tilecast.workloads.recompute import recomputed
+from tilecast.workloads.stages import Layers, layers
 from tilecast.workloads.step_models import model_graph
+from tilecast.workloads.tensor_parallel import tensor_parallel
 
 MODEL, GPU = "mosaicml/mpt-1b", "a100-sxm-80gb"
 ASKED = {"mode": "training", "batch": 64, "seq": 512, "dtype": "bf16"}
@@ -280,27 +285,29 @@ def work(front=1.0, layer=2.0, back=3.0, number=4) -> Work:
 
 def test_hidden_gathers_cost_the_first_one_alone():
     # The rest's weights 0.5, then before the layers 1.0 beside the first layer's gather of 0.25; nothing else waits.
-    assert forward_pass(work(), Talk(gather=0.25, gather_rest=0.5), 4, first=True, last=True) == pytest.approx(0.5 + 1.0 + 4 * 2.0 + 3.0)
+    assert forward_pass(work(), Messages(gather_s=0.25, gather_rest_s=0.5), 4, first=True, last=True) == pytest.approx(
+        0.5 + 1.0 + 4 * 2.0 + 3.0
+    )
 
 
 def test_slow_gathers_set_the_pace():
     # 0.5 for the rest, then four gathers of 10 one behind another, the last layer and what follows it.
-    talk = Talk(gather=10.0, gather_rest=0.5)
-    assert forward_pass(work(), talk, 4, first=True, last=True) == pytest.approx(0.5 + 4 * 10.0 + 2.0 + 3.0)
+    messages = Messages(gather_s=10.0, gather_rest_s=0.5)
+    assert forward_pass(work(), messages, 4, first=True, last=True) == pytest.approx(0.5 + 4 * 10.0 + 2.0 + 3.0)
 
 
 def test_gradients_hide_but_for_the_last():
     # Back 6, four layers of 4, front 2; a layer's sum of 1 hides behind the next, those of the front come last: 0.7.
-    talk = Talk(reduce=1.0, reduce_rest=0.7)
-    assert backward_pass(work(), talk, 4, first=True, last=True, reduces=True) == pytest.approx(6 + 4 * 4 + 2 + 0.7)
-    assert backward_pass(work(), talk, 4, first=True, last=True, reduces=False) == pytest.approx(6 + 4 * 4 + 2)
+    messages = Messages(reduce_s=1.0, reduce_rest_s=0.7)
+    assert backward_pass(work(), messages, 4, first=True, last=True, reduces=True) == pytest.approx(6 + 4 * 4 + 2 + 0.7)
+    assert backward_pass(work(), messages, 4, first=True, last=True, reduces=False) == pytest.approx(6 + 4 * 4 + 2)
 
 
 @given(times, times, st.integers(1, 6), st.integers(1, 9))
 def test_equal_stages_take_micro_batches_plus_stages_less_one(forward, backward, stages, micro):
     layout = Layout(pp=stages, micro_batches=micro)
     even = Work(front=Pass(0, 0), layer=Pass(forward, backward), back=Pass(0, 0), number=stages)
-    assert whole_step(even, Talk(), layout, parts(stages)) == pytest.approx((micro + stages - 1) * (forward + backward))
+    assert whole_step(even, Messages(), layout, parts(stages)) == pytest.approx((micro + stages - 1) * (forward + backward))
     drawn = run_in_order(one_forward_one_backward(stages, micro), [(forward, backward)] * stages, 0.0)
     assert max(span.end_s for span in drawn) == pytest.approx((micro + stages - 1) * (forward + backward))
 
@@ -321,7 +328,7 @@ def test_no_schedule_runs_two_things_at_once_or_beats_its_busiest_stage(stages, 
 def test_interleaving_divides_the_bubble(layer, groups, stages):
     number, micro = stages * groups, 2 * stages
     made = Work(front=Pass(0, 0), layer=Pass(layer, 2 * layer), back=Pass(0, 0), number=number)
-    plain = whole_step(made, Talk(), Layout(pp=stages, micro_batches=micro), parts(number))
+    plain = whole_step(made, Messages(), Layout(pp=stages, micro_batches=micro), parts(number))
     mixed = Layout(pp=stages, micro_batches=micro, schedule="interleaved", virtual_stages=groups)
     busy = micro * groups * 3 * layer
-    assert whole_step(made, Talk(), mixed, parts(number)) - busy == pytest.approx((plain - busy) / groups)
+    assert whole_step(made, Messages(), mixed, parts(number)) - busy == pytest.approx((plain - busy) / groups)

@@ -8,6 +8,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
+from tests.reference.event_loop import exact_step_s, worker_loop
 from tests.unit.command_line import Tilecast
 from tests.unit.test_predict_outputs import Page
 from tilecast.cli import predict_compare
@@ -18,11 +19,11 @@ from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import compare
 from tilecast.predictors import predict_kernel
 from tilecast.serving.disaggregated import (
+    ENDS,
     IN_STEP,
     IN_TURNS,
     MEDIAN,
     POLLED,
-    RUNS,
     Workers,
     interval,
     interval_of,
@@ -30,7 +31,6 @@ from tilecast.serving.disaggregated import (
     predict_disaggregated,
     run_disaggregated,
 )
-from tilecast.serving.event_loop import exact_step_s, worker_loop
 from tilecast.serving.load import predict_load
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.pools import DecodeTimes, Pool, run_pools
@@ -341,7 +341,7 @@ def test_low_median_high_are_ordered_and_the_parts_make_the_whole():
 
 def test_the_interval_is_the_wider_of_errors_that_go_together_and_apart():
     def made(*means):
-        return interval({sides: np.array([value]) for sides, value in zip(RUNS, means, strict=True)})
+        return interval({sides: np.array([value]) for sides, value in zip((MEDIAN, *ENDS), means, strict=True)})
 
     # Both kinds slower make it slower: ends are products. Faster decoding makes it slower: they partly cancel, and squares add.
     both = made(10.0, 9.0, 11.0, 9.5, 10.5)
@@ -352,7 +352,7 @@ def test_the_interval_is_the_wider_of_errors_that_go_together_and_apart():
 
 
 def test_the_interval_covers_routing_by_turns_and_users_in_step():
-    means = dict(zip(RUNS, (1.0, 0.9, 1.1, 0.95, 1.05), strict=True))
+    means = dict(zip((MEDIAN, *ENDS), (1.0, 0.9, 1.1, 0.95, 1.05), strict=True))
     plain, wider = interval_of(means), interval_of(means | {IN_TURNS: 3.0, IN_STEP: 0.5})
     assert wider.high == pytest.approx(3.0 * plain.high) and wider.low == pytest.approx(0.5 * plain.low)
     found = apart(
@@ -570,3 +570,12 @@ def test_options_that_do_not_go_together(tilecast: Tilecast, more, message):
 def test_workers_apart_serve_a_load(tilecast: Tilecast):
     found = tilecast("predict", "Qwen/Qwen3-8B", "--gpu", "h100-sxm", "--isl", "8", "--osl", "8", "--batch", "1", "--disaggregated", "1P1D")
     assert found.code == 2 and "--disaggregated serves a load: give --concurrency N" in found.err
+
+
+def test_workers_without_room_for_a_request_are_timed_as_if_their_caches_held_all_users():
+    asked = {"disaggregated": "1P1D", "isl": 100, "osl": 20, "concurrency": 8, "price": PHYSICS, "with_interval": False}
+    found = predict_disaggregated("meta-llama/Llama-3.1-70B", "h100-sxm", **asked)
+    fits = predict_disaggregated("meta-llama/Llama-3.1-70B", "h100-sxm", **asked, overrides={"dram_bytes": 200 << 30})
+    assert (found.fits, fits.fits) == (False, True)
+    assert found.ttft_s == fits.ttft_s and found.total_s == fits.total_s
+    assert [warning.split(":")[0] for warning in found.warnings] == ["prefill workers", "decode workers"]

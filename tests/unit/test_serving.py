@@ -7,6 +7,7 @@ from functools import cache, partial
 import numpy as np
 import pytest
 
+from tests.reference.event_loop import event_loop, exact_step_s
 from tests.unit.command_line import Tilecast
 from tests.unit.test_predict_outputs import Page
 from tilecast.cli import predict_compare
@@ -19,7 +20,6 @@ from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import compare
 from tilecast.predictors import predict_kernel
 from tilecast.report.load_figures import load_figures
-from tilecast.serving.event_loop import event_loop, exact_step_s
 from tilecast.serving.load import predict_load, run_load
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.schedule import cycled, schedule
@@ -313,6 +313,24 @@ def test_what_does_not_fit_is_a_result():
     assert found.tpot_s.median > 0
     assert {"tp": 2} in found.memory.would_fit
     assert load(model="meta-llama/Llama-3.1-70B", concurrency=2, **found.memory.would_fit[0]).fits
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
+def test_a_load_without_room_for_a_request_is_timed_as_if_its_cache_held_all_users(engine):
+    asked = {"isl": 100, "osl": 20, "concurrency": 8, "engine": engine, "price": PHYSICS}
+    found = predict_load("meta-llama/Llama-3.1-70B", "h100-sxm", **asked)
+    # The same GPU with memory for the weights: users run together there, and so they do here.
+    fits = predict_load("meta-llama/Llama-3.1-70B", "h100-sxm", **asked, overrides={"dram_bytes": 200 << 30})
+    assert (found.fits, fits.fits) == (False, True)
+    assert found.ttft_s == fits.ttft_s and found.tpot_s == fits.tpot_s and found.total_s == fits.total_s
+    assert found.load.plan.decodes.max() == 8
+    assert "no room for a request of 120 tokens beside the weights: times are as if its cache held all 8 users" in found.warnings[-1]
+
+
+def test_a_cache_that_is_merely_full_still_makes_users_wait():
+    few, many = (load(model="Qwen/Qwen3-32B", isl=4000, osl=20, concurrency=users) for users in (1, 32))
+    assert many.fits and many.load.plan.decodes.max() < 32 and many.queue_s > few.queue_s
+    assert not any("no room" in warning for warning in many.warnings)
 
 
 def test_a_prompt_that_no_step_has_room_for_is_a_warning():

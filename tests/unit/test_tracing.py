@@ -10,7 +10,7 @@ import tilecast  # noqa: E402
 from tilecast.errors import InvalidInput  # noqa: E402
 from tilecast.workloads import step_models  # noqa: E402
 from tilecast.workloads.aten import matrix_flop  # noqa: E402
-from tilecast.workloads.layout import layers  # noqa: E402
+from tilecast.workloads.stages import layers  # noqa: E402
 from tilecast.workloads.tracing import capture  # noqa: E402
 from tilecast.workloads.tracing.bundled import traced_model  # noqa: E402
 

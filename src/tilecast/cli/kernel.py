@@ -14,7 +14,7 @@ from tilecast.cli.files import target
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, refuse_as_python, say
 from tilecast.cli.parameters import FLAGS, HELP, LISTS, RATES, TEXTS, check_lengths, check_missing, option, parsed
 from tilecast.cli.ranges import MOST_NUMBERS, span
-from tilecast.diagnosis.levers import GOAL, LARGEST_FACTOR, STEP
+from tilecast.diagnosis.levers import GOAL, LARGEST_FACTOR, STEP, WORDS
 from tilecast.errors import InvalidInput, MissingExtra, SpecError
 from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.kernels.base import NAMELESS, identity_on
@@ -23,16 +23,6 @@ from tilecast.predictors.kernel import KernelPrediction, predict_kernel
 from tilecast.report import Grid, Report, versions
 
 BAR_WIDTH = 24
-LEVERS = {
-    "link_bytes_per_s": "link bandwidth",
-    "network_bytes_per_s": "network bandwidth",
-    "latency_factor": "latency, shorter",
-    "boost_clock_hz": "SM clock",
-    "num_sms": "number of SMs",
-    "dram_bytes_per_s": "DRAM bandwidth",
-    "l2_bytes": "L2 size",
-    "tdp_w": "power limit",
-}
 OF_COLLECTIVES = ("boost_clock_hz", "dram_bytes_per_s")  # facts of the GPU that a collective may feel
 OF_ONE_GPU = ("boost_clock_hz", "num_sms", "dram_bytes_per_s", "l2_bytes", "tdp_w")  # those that other kernels may
 BATCHES = ("num_tokens", "m", "batch", "rows")  # sizes that count what is done at once, the first that a kernel has
@@ -352,7 +342,7 @@ def _choice_grid(choices: list[dict[str, Any]]) -> Grid:
 
 
 def _lever_grid(levers: list[dict[str, Any]]) -> Grid:
-    rows = [(LEVERS[lever["fact"]], f"{round(100 * lever['saved_fraction'], 1) + 0.0:.1f} %", _needed(lever)) for lever in levers]
+    rows = [(WORDS[lever["fact"]], f"{round(100 * lever['saved_fraction'], 1) + 0.0:.1f} %", _needed(lever)) for lever in levers]
     return Grid(title="What would make it faster", columns=("lever", "time saved by 10 % more", "needed for 20 % faster"), rows=rows,
                 right=frozenset({"time saved by 10 % more", "needed for 20 % faster"}))  # fmt: skip
 

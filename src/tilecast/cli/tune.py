@@ -1,11 +1,10 @@
 """`tilecast tune`: configurations of tunable kernels by prediction, in the files engines load; and why one wins."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import numpy as np
@@ -13,21 +12,17 @@ import numpy as np
 from tilecast import hardware, units
 from tilecast.cli.files import target_folder
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, say, set_option
-from tilecast.errors import InvalidInput, MissingData, UnknownName
+from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.moe import Moe
 from tilecast.kernels.moe_defaults import ENGINES
 from tilecast.report import Grid, Report, versions
-from tilecast.tuning.engine_files import check_version, contents, file_dtype, write
+from tilecast.tuning.engine_files import check_version, contents, write
 from tilecast.tuning.explain import explain as explained
 from tilecast.tuning.explain import words
+from tilecast.tuning.model_layer import layer_of
 from tilecast.tuning.search import SHORTLIST, TOKENS, Choice, Layer, Timer, Tuned, gemm_layer, passes_of, space_for, tune
-from tilecast.tuning.space import CHOICES, LIMITS, PARAMETERS, space_of
-
-if TYPE_CHECKING:
-    from tilecast.workloads.model import Experts
-
-MOST_FUSED = 256  # routed experts: Kimi K2 has 384, and runs its shared one apart
+from tilecast.tuning.space import PARAMETERS, limited, space_of
 
 
 @click.group(name="tune")
@@ -154,7 +149,12 @@ def _asked_layer(asked: dict[str, Any]) -> tuple[Layer, dict[str, Any]]:
     shown = {name: value for name, value in given.items() if name != "fuse"}
     if given["fuse"] is not None:
         shown["fuse_shared" if given["fuse"] else "no_fuse_shared"] = True
-    return layer_of(**given, engine=asked["engine"]), shown
+    if not given["model"]:
+        raise InvalidInput("--model must be given: a bundled Hugging Face id, a config.json, or its folder")
+    layer, note = layer_of(**given, engine=asked["engine"])
+    if note:
+        say(note)
+    return layer, shown
 
 
 def _asked_product(asked: dict[str, Any], n: int | None, k: int | None) -> Layer:
@@ -171,57 +171,6 @@ def _product(n: int, k: int) -> Layer:
     return gemm_layer(n, k)
 
 
-def layer_of(
-    model: str | None, tp: int, ep: int, dtype: str | None, histogram: str | None, fuse: bool | None = None, engine: str = "sglang"
-) -> Layer:
-    """The experts of a model, as one rank holds them."""
-    from tilecast.workloads.model import Experts, model_config
-    from tilecast.workloads.parallelism import sharded
-
-    if not model:
-        raise InvalidInput("--model must be given: a bundled Hugging Face id, a config.json, or its folder")
-    config = model_config(model)
-    experts = next((layer.mlp for layer in config.layers if isinstance(layer.mlp, Experts)), None)
-    if experts is None:
-        raise InvalidInput(f"{config.name} has no experts: there is no MoE kernel to tune")
-    shard = sharded(config, tp, ep=ep)
-    held = dtype or config.precision.experts or config.dtype
-    file_dtype(held)
-    return Layer(
-        kernel="moe", num_experts=experts.num_experts, topk=experts.topk, hidden_size=config.hidden_size, inter_size=experts.width,
-        tp=shard.expert_tp, ep=ep, dtype=held, histogram=histogram_of(histogram),
-        num_fused=_num_fused(config.name, experts, ep, fuse, engine),
-    )  # fmt: skip
-
-
-def _num_fused(name: str, experts: "Experts", ep: int, fuse: bool | None, engine: str) -> int:
-    """SGLang runs the one shared expert of DeepSeek V3 and GLM 4.5 as one more of the routed, unless these are dealt to groups."""
-    fits = experts.shared_width == experts.width and not experts.shared_gate
-    if fuse and not fits:
-        raise InvalidInput(f"--fuse-shared: {name} has no shared expert that is as wide as the others and without a gate of its own")
-    if fuse is not None:
-        return int(fuse)
-    is_fused = engine == "sglang" and ep == 1 and fits and experts.correction_bias and experts.num_experts <= MOST_FUSED
-    if is_fused:
-        say(f"SGLang runs the shared expert of {name} as number {experts.num_experts + 1}; --no-fuse-shared for a file without it")
-    return int(is_fused)
-
-
-def histogram_of(file: str | None) -> tuple[float, ...] | None:
-    if file is None:
-        return None
-    path = Path(file)
-    if not path.is_file():
-        raise MissingData(f"no file {path}")
-    try:
-        values = np.array(json.loads(path.read_text(encoding="utf-8")), dtype=np.float64)
-    except (ValueError, TypeError, UnicodeDecodeError):
-        values = np.empty(0)
-    if values.ndim != 1 or not len(values) or not np.isfinite(values).all() or (values < 0).any() or values.sum() <= 0:
-        raise InvalidInput(f"--histogram {file} must hold a JSON list of numbers, one for each expert, none below 0 and not all 0")
-    return tuple(values.tolist())
-
-
 def token_counts(text: str | None) -> tuple[int, ...]:
     if text is None:
         return TOKENS
@@ -232,25 +181,6 @@ def token_counts(text: str | None) -> tuple[int, ...]:
     if not counts or min(counts) < 1 or len(set(counts)) != len(counts):
         raise InvalidInput(f"--tokens {text!r} must be different whole numbers of at least 1, such as 1,16,256")
     return counts
-
-
-def limited(limits: Sequence[str]) -> Mapping[str, Sequence[int]]:
-    """The choices of the space, some of them limited: ("block_n=64,128",)."""
-    choices: dict[str, Sequence[int]] = dict(CHOICES)
-    for limit in limits:
-        name, _, values = limit.partition("=")
-        if name not in choices:
-            raise UnknownName.among("parameter", name, CHOICES)
-        try:
-            choices[name] = sorted({int(value) for value in values.split(",")})
-        except ValueError:
-            choices[name] = []
-        if not choices[name] or any(value < 1 or (value & (value - 1) and name != "num_stages") for value in choices[name]):
-            raise InvalidInput(f"--only {limit!r} must read NAME=VALUE,VALUE with powers of two, e.g. block_n=64,128")
-        least, most = LIMITS[name]
-        if choices[name][0] < least or choices[name][-1] > most:
-            raise InvalidInput(f"--only {limit!r}: Triton takes {name} from {least} to {most}")
-    return choices
 
 
 def _gpu(asked: Mapping[str, Any]) -> GpuSpec:

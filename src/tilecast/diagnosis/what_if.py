@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tilecast import hardware
-from tilecast.diagnosis.levers import GOAL, LARGEST_FACTOR, STEP
+from tilecast.diagnosis.levers import GOAL, LARGEST_FACTOR, STEP, WORDS
 from tilecast.engines.many import Outcome, outcomes
 from tilecast.engines.predict import HOST, Part, Prediction, predict
 from tilecast.errors import SpecError
@@ -18,14 +18,8 @@ from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import Price
 
-FACTS = {
-    "boost_clock_hz": "SM clock",
-    "num_sms": "number of SMs",
-    "dram_bytes_per_s": "DRAM bandwidth",
-    "tdp_w": "power limit",
-}
-LINK = "link bandwidth"
-NETWORK = "network bandwidth"
+FACTS = ("boost_clock_hz", "num_sms", "dram_bytes_per_s", "tdp_w")
+LINK, NETWORK = WORDS["link_bytes_per_s"], WORDS["network_bytes_per_s"]
 LINK_RATES = ("link_bytes_per_s", "pair_bytes_per_s", "pcie_bytes_per_s")
 NETWORK_RATES = ("network_bytes_per_s",)
 LESS_HOST = "host time"
@@ -134,9 +128,7 @@ def levers_of(
         value = getattr(gpu, fact) * factor
         return changed(hardware.with_overrides(gpu, {fact: round(value) if isinstance(getattr(gpu, fact), int) else value}))
 
-    ways: dict[str, Callable[[float], Times]] = {
-        words: _bound(with_fact, fact) for fact, words in FACTS.items() if getattr(gpu, fact) is not None
-    }
+    ways: dict[str, Callable[[float], Times]] = {WORDS[fact]: _bound(with_fact, fact) for fact in FACTS if getattr(gpu, fact) is not None}
     if linked:
         ways[LINK] = lambda factor: changed(gpu, factor)
     if networked:

@@ -6,17 +6,16 @@ gradients in buckets during the last backward pass; tensor-parallel sums wait; p
 `communication_s` is what the step takes longer than the same time line with messages that cost nothing; each phase contains its part of it.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tilecast.engines.layout_bytes import GATHERS_AHEAD, Sizes
-from tilecast.engines.predict import NOTHING, Interval
+from tilecast.engines.messages import Box, Messages, Pass, crossings, messages_of
+from tilecast.engines.predict import Interval
 from tilecast.engines.schedules import Ran, Turn, gpipe, interleaved, one_forward_one_backward, run_in_order
 from tilecast.engines.step_parts import (
     BUBBLE,
-    ENGINE,
     Collective,
     Priced,
     Span,
@@ -25,69 +24,9 @@ from tilecast.engines.step_parts import (
     idle,
     in_order,
 )
-from tilecast.hardware import GpuSpec, NodeSpec
-from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv
-from tilecast.kernels.memory_pass import MemoryPass
-from tilecast.workloads.aggregate import Price
-from tilecast.workloads.layout import Divided, Layers, Layout, Members, layers, members
-from tilecast.workloads.opgraph import Node, OpGraph
-
-COLLECTIVES: dict[str, Callable[..., Any]] = {kind.family: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll, SendRecv)}
-BUCKET_BYTES = 25 * 2**20  # PyTorch's DistributedDataParallel, bucket_cap_mb
-NVLINK_CHANNELS, OTHER_CHANNELS = 24, 4  # thread blocks, each on an SM of its own, of NCCL's rings over NVLink and over PCIe
-HIDDEN_SUM = 0.15  # of a layer's backward pass: the product for a weight's gradient, beside which Megatron adds the input's
-NAMES = {"fsdp": "sharded weights", "dp": "replicas", "tp": "tensor parallel", "pp": "stages", "ep": "experts"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
-    """Where the GPUs stand, and what a message between them takes."""
-
-    gpu: GpuSpec
-    node: NodeSpec
-    price: Price
-    network_bytes_per_s: float | None = None
-    _known: dict[object, Interval] = field(default_factory=dict, repr=False, compare=False)
-
-    def message(self, family: str, size: float, group: Members) -> Interval:
-        key = family, round(size), group
-        if group.ranks == 1 or size < 1:
-            return NOTHING
-        if key not in self._known:
-            who = Members(2, min(2, group.per_node)) if family == "send_recv" else group
-            kernel = COLLECTIVES[family](
-                bytes=round(size), num_gpus=who.ranks, gpus_per_node=who.per_node, node=self.node,
-                network_bytes_per_s=self.network_bytes_per_s,
-            )  # fmt: skip
-            self._known[key] = self._interval(kernel)
-        return self._known[key]
-
-    def passed(self, read_bytes: float, written_bytes: float) -> Interval:
-        """A pass over memory."""
-        key = "pass", round(read_bytes), round(written_bytes)
-        if key not in self._known:
-            self._known[key] = self._interval(MemoryPass(read_bytes=round(read_bytes), written_bytes=max(1, round(written_bytes))))
-        return self._known[key]
-
-    def _interval(self, kernel: Any) -> Interval:
-        found = self.price(kernel, self.gpu, cache="cold", engine=ENGINE)
-        return Interval(float(found.median_s[0]), float(found.low_s[0]), float(found.high_s[0]))
-
-    @property
-    def taken_fraction(self) -> float:
-        """SMs that a collective takes from the kernels it runs beside."""
-        channels = NVLINK_CHANNELS if "nvlink" in self.node.link_kind else OTHER_CHANNELS
-        return min(0.5, channels / self.gpu.num_sms)
-
-
-class Pass(NamedTuple):
-    """Seconds of a block, forward and backward."""
-
-    forward: float
-    backward: float
-
-
-NO_TIME = Pass(0.0, 0.0)
+from tilecast.workloads.divided import Divided
+from tilecast.workloads.layout import Layout
+from tilecast.workloads.stages import Layers, layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,25 +38,6 @@ class Work:
     back: Pass
     number: int  # of layers
     trains: bool = True  # a layer's backward pass is that of the layers it reaches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
-    """Seconds of messages. Those of sharded weights and of gradients hide behind kernels where they can; the rest makes them wait."""
-
-    gather: float = 0.0  # a layer's weights
-    gather_rest: float = 0.0  # those before and after the layers
-    scatter: float = 0.0  # a layer's gradients
-    scatter_rest: float = 0.0
-    copy: Pass = NO_TIME  # a layer's weights out of, and its gradients into, the buffers of collectives
-    reduce: float = 0.0  # a layer's gradients over replicas
-    reduce_rest: float = 0.0
-    wait: Pass = NO_TIME  # tensor-parallel sums and exchanges between experts of a layer
-    wait_front: float = 0.0
-    wait_back: float = 0.0
-    send: float = 0.0
-    taken_fraction: float = 0.0
-    after: float = 0.0  # weights gathered behind a sharded optimizer
 
 
 class Exposed(NamedTuple):
@@ -175,96 +95,6 @@ def work_of(found: Priced, parts: Layers) -> Work:
     return Work(front=blocks[0], layer=blocks[1], back=blocks[2], number=parts.number, trains=found.graph.mode == "training")
 
 
-def talk_of(divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: Box, work: Work) -> tuple[Talk, list[Collective], Interval]:
-    """What is said in one micro-batch and at the end, with the list of messages of the whole step."""
-    said: list[Collective] = []
-    total = NOTHING
-    micro = layout.micro_batches
-    stage_layers = math.ceil(parts.number / layout.pp)
-    stage_reached = min(stage_layers, parts.reached) if work.trains else 0
-
-    def tell(group: str, family: str, size_bytes: float, number: float, label: str = "", whole: bool = False) -> float:
-        """`whole`: parts of buckets are listed as whole ones, smaller by as much."""
-        nonlocal total
-        who = members(layout, group, box.node.num_gpus)
-        each = box.message(family, size_bytes, who)
-        if each.median and number:
-            who_named = NAMES["dp" if group == "replicas" else group]
-            said.append(
-                Collective(
-                    name=f"{family} ({label or who_named})", family=family, ranks=who.ranks, per_node=who.per_node,
-                    bytes=round(size_bytes * number / math.ceil(number) if whole else size_bytes),
-                    number=math.ceil(number) if whole else round(number), total_s=each.median * number,
-                )
-            )  # fmt: skip
-            total = total + each.per(1.0 / number)
-        return each.median
-
-    more: dict[str, Any] = {}
-    ends = 1 if layout.pp == 1 else 0.5  # on average over stages
-    if layout.fsdp > 1:
-        more["gather"] = tell("fsdp", "all_gather", size.layer_bytes, (stage_layers + stage_reached) * micro)
-        more["gather_rest"] = tell("fsdp", "all_gather", size.rest_bytes, ends * micro)  # the root keeps its weights for backward
-        if work.trains:
-            for name, elements, number in (("", size.trained_layer, stage_reached), ("_rest", size.trained_rest, ends)):
-                more["scatter" + name] = tell("fsdp", "reduce_scatter", elements * size.reduced, number * micro)
-                if layout.dp > 1:
-                    more["scatter" + name] += tell("dp", "all_reduce", elements * size.reduced / layout.fsdp, number * micro)
-        out = box.passed(size.layer_bytes, size.layer_bytes).median
-        into = box.passed(size.trained_layer * size.item, size.trained_layer * size.reduced).median if size.trained_layer else 0.0
-        more["copy"] = Pass(out, out + into)
-    elif layout.dp > 1 and work.trains and size.trained(stage_reached, True) > 0:
-        family = "reduce_scatter" if layout.zero else "all_reduce"
-        every = size.trained(stage_reached, True) * size.reduced
-        bucket = min(BUCKET_BYTES, every)
-        # Experts that no other GPU holds have all their tokens' gradients already.
-        unique = divided.expert_numel / size.number if layout.ep == layout.replicas else 0.0
-        for name, elements, number in (("", max(0.0, size.trained_layer - unique), stage_reached), ("_rest", size.trained_rest, ends)):
-            if not elements:
-                continue
-            buckets = elements * size.reduced / bucket
-            copies = 2.0 * box.passed(elements * size.reduced, elements * size.reduced).median  # into the bucket, and back
-            more["reduce" + name] = buckets * tell("dp", family, bucket, buckets * number, whole=True) + copies
-        if layout.zero:
-            more["after"] = tell("dp", "all_gather", every / size.reduced * size.item, 1, "weights of sharded optimizer")
-    sums = Pass(divided.sums[0], sum(divided.sums))
-    if layout.tp > 1:
-        kinds = ("reduce_scatter", "all_gather") if layout.sequence_parallel else ("all_reduce",)
-        number = (sums.forward * stage_layers + sums.backward * stage_reached) * micro
-        times = [tell("tp", kind, divided.reduced_bytes, number) for kind in kinds]
-        one = sum(times)
-        hidden = min(one, HIDDEN_SUM * work.layer.backward)
-        backward = sums.forward * (one - hidden) + (sums.backward - sums.forward) * one
-        more |= {"wait": Pass(sums.forward * one, backward), "wait_front": one, "wait_back": one}
-    if divided.exchanges:
-        ways = 1.0 + parts.reached / parts.number * work.trains
-        each = tell("ep", "all_to_all", divided.exchanged_bytes, 2.0 * ways * divided.exchanges / layout.pp * micro)
-        per_layer = 2.0 * each * divided.exchanges / parts.number
-        before = more.get("wait", NO_TIME)
-        more["wait"] = Pass(before.forward + per_layer, before.backward + per_layer)
-    if layout.pp > 1:
-        # Interleaved, the last GPU hands a group's result to the first one's next group.
-        sent = _ways(parts, layout.pp, work.trains) * (layout.virtual_stages * layout.pp - 1) / layout.pp * micro
-        more["send"] = tell("pp", "send_recv", _sent_bytes(divided.graph, parts), sent)
-    return Talk(**more, taken_fraction=box.taken_fraction), said, total
-
-
-def _ways(parts: Layers, stages: int, trains: bool) -> float:
-    """Messages over each boundary between stages for a micro-batch: forward, and back where the backward pass reaches the stage before."""
-    if stages == 1 or not trains:
-        return 1.0
-    return 1.0 + sum(reached > 0 for reached in parts.reached_per_stage(stages)[:-1]) / (stages - 1)
-
-
-def _sent_bytes(graph: OpGraph, parts: Layers) -> int:
-    """What a layer hands on."""
-    places = parts.forward or {place for place, segment in enumerate(graph.segments) if segment.nodes[0].phase == "forward"}
-    last: Node | None = None
-    for place in places:
-        last = next((node for node in reversed(graph.segments[place].nodes) if not node.is_view and node.phase == "forward"), last)
-    return last.outputs[0].nbytes if last is not None and last.outputs else 0
-
-
 # ---- the time line ------------------------------------------------------------------------------------------------
 
 Record = Callable[[str, str, float, float], None]
@@ -275,76 +105,76 @@ def _ignore(track: str, name: str, start_s: float, end_s: float) -> None:
 
 
 def forward_pass(
-    work: Work, talk: Talk, num_layers: int, *, first: bool, last: bool, record: Record = _ignore, start: float = 0.0
+    work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, record: Record = _ignore, start: float = 0.0
 ) -> float:
     """When the forward pass of one micro-batch ends. At most two layers are gathered at once."""
-    shared = talk.gather > 0 or talk.gather_rest > 0
+    shared = messages.gather_s > 0 or messages.gather_rest_s > 0
     link = now = start
     if shared and (first or last):
-        link += talk.gather_rest
+        link += messages.gather_rest_s
         record("collectives", "gather embeddings and head", start, link)
         now = link
     if first:
-        begun, now = now, now + work.front.forward + talk.wait_front
+        begun, now = now, now + work.front.forward_s + messages.wait_front_s
         record("stream", "before the layers", begun, now)
-    each = work.layer.forward + talk.wait.forward + talk.copy.forward
-    each += talk.taken_fraction * min(talk.gather, work.layer.forward)
+    each = work.layer.forward_s + messages.wait.forward_s + messages.copy.forward_s
+    each += messages.taken_fraction * min(messages.gather_s, work.layer.forward_s)
     ends = [start, now]
     for layer in range(num_layers):
         if shared:
             begun = max(link, ends[-GATHERS_AHEAD])
-            link = begun + talk.gather
+            link = begun + messages.gather_s
             record("collectives", f"gather layer {layer}", begun, link)
         begun = max(now, link) if shared else now
         now = begun + each
         record("stream", f"layer {layer} forward", begun, now)
         ends.append(now)
     if last:
-        record("stream", "head and loss", now, now + work.back.forward)
-        now += work.back.forward
+        record("stream", "head and loss", now, now + work.back.forward_s)
+        now += work.back.forward_s
     return now - start
 
 
 def backward_pass(
-    work: Work, talk: Talk, num_layers: int, *, first: bool, last: bool, reduces: bool, reached: int | None = None,
+    work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, reduces: bool, reached: int | None = None,
     record: Record = _ignore, start: float = 0.0,
 ) -> float:  # fmt: skip
     """When the backward pass ends, with what its last collective takes longer; `reduces`: replicas add their gradients.
 
     It runs through the last `reached` of the layers [default: all], those before have nothing to train.
     """
-    shared = talk.gather > 0 or talk.gather_rest > 0
+    shared = messages.gather_s > 0 or messages.gather_rest_s > 0
     stop = 0 if reached is None else num_layers - reached
     link = now = start
     if last:
-        now += work.back.backward + talk.wait_back
+        now += work.back.backward_s + messages.wait_back_s
         record("stream", "head and loss backward", start, now)
     ready = start
     if shared and num_layers > stop:
-        link += talk.gather
+        link += messages.gather_s
         ready = link
         record("collectives", f"gather layer {num_layers - 1}", start, link)
-    reduce, rest = (talk.reduce, talk.reduce_rest) if reduces else (0.0, 0.0)
-    each = work.layer.backward + talk.wait.backward + talk.copy.backward
-    beside = talk.gather + talk.scatter + reduce
-    each += talk.taken_fraction * min(beside, work.layer.backward)
+    reduce, rest = (messages.reduce_s, messages.reduce_rest_s) if reduces else (0.0, 0.0)
+    each = work.layer.backward_s + messages.wait.backward_s + messages.copy.backward_s
+    beside = messages.gather_s + messages.scatter_s + reduce
+    each += messages.taken_fraction * min(beside, work.layer.backward_s)
     for layer in range(num_layers - 1, stop - 1, -1):
         begun = max(now, ready)
         if shared and layer > stop:
             opened = max(link, begun)
-            link = ready = opened + talk.gather
+            link = ready = opened + messages.gather_s
             record("collectives", f"gather layer {layer - 1}", opened, link)
         now = begun + each
         record("stream", f"layer {layer} backward", begun, now)
-        told = talk.scatter + reduce
+        told = messages.scatter_s + reduce
         if told:
             opened = max(link, now)
             link = opened + told
             record("collectives", f"gradients of layer {layer}", opened, link)
     if first:
-        record("stream", "before the layers, backward", now, now + work.front.backward)
-        now += work.front.backward
-    told = (talk.scatter_rest + rest) if last or (first and not stop) else 0.0
+        record("stream", "before the layers, backward", now, now + work.front.backward_s)
+        now += work.front.backward_s
+    told = (messages.scatter_rest_s + rest) if last or (first and not stop) else 0.0
     if told:
         opened = max(link, now)
         link = opened + told
@@ -352,32 +182,32 @@ def backward_pass(
     return max(now, link) - start
 
 
-def whole_step(work: Work, talk: Talk, layout: Layout, parts: Layers) -> float:
+def whole_step(work: Work, messages: Messages, layout: Layout, parts: Layers) -> float:
     """Forward and backward of all micro-batches over all stages."""
-    return sum(both_passes(work, talk, layout, parts))
+    return sum(both_passes(work, messages, layout, parts))
 
 
-def both_passes(work: Work, talk: Talk, layout: Layout, parts: Layers) -> Pass:
+def both_passes(work: Work, messages: Messages, layout: Layout, parts: Layers) -> Pass:
     """Forward and backward of all micro-batches, along the stage that is done last.
 
     A stage is done when the first micro-batch has reached it, it has run all of them, and the last gradient has gone back to the first
     stage; interleaved, the way there and back is as many times shorter as a GPU has groups of layers, and there are as many more sends.
     """
-    micro, stages, chunks, ways = layout.micro_batches, layout.pp, layout.virtual_stages, _ways(parts, layout.pp, work.trains)
+    micro, stages, chunks, ways = layout.micro_batches, layout.pp, layout.virtual_stages, crossings(parts, layout.pp, work.trains)
     ahead, ahead_forward, total, total_forward, way_back, ends = 0.0, 0.0, 0.0, 0.0, 0.0, []
     for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(stages), parts.reached_per_stage(stages), strict=True)):
         first, last = stage == 0, stage == stages - 1
-        forward = forward_pass(work, talk, num_layers, first=first, last=last)
+        forward = forward_pass(work, messages, num_layers, first=first, last=last)
         backward, summed = (
-            backward_pass(work, talk, num_layers, first=first, last=last, reduces=reduces, reached=reached) if work.trains else 0.0
+            backward_pass(work, messages, num_layers, first=first, last=last, reduces=reduces, reached=reached) if work.trains else 0.0
             for reduces in (False, True)
         )
         longer = summed - backward
-        sends = talk.send * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
-        done = ahead / chunks + ways * stage * talk.send + micro * (forward + backward) + ways * sends
+        sends = messages.send_s * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
+        done = ahead / chunks + ways * stage * messages.send_s + micro * (forward + backward) + ways * sends
         if done > total:
-            total, total_forward = done, ahead_forward / chunks + stage * talk.send + micro * forward + sends
-        ends.append((way_back + stage * talk.send, longer))
+            total, total_forward = done, ahead_forward / chunks + stage * messages.send_s + micro * forward + sends
+        ends.append((way_back + stage * messages.send_s, longer))
         ahead, ahead_forward = ahead + forward + backward, ahead_forward + forward
         way_back += backward / chunks
     whole = max(total, *(total - before + longer for before, longer in ends))
@@ -387,23 +217,23 @@ def both_passes(work: Work, talk: Talk, layout: Layout, parts: Layers) -> Pass:
 def exposed(silent: Pass, spoken: Pass, after: float) -> Exposed:
     """What messages add to each phase. The last stage to be done may be another one with messages than without: no phase gets less."""
     every = max(0.0, sum(spoken) - sum(silent))
-    forward = min(every, max(0.0, spoken.forward - silent.forward)) if spoken.backward else every
+    forward = min(every, max(0.0, spoken.forward_s - silent.forward_s)) if spoken.backward_s else every
     return Exposed(forward, every - forward, after)
 
 
 def spread(found: Priced, divided: Divided, layout: Layout, box: Box, size: Sizes, *, draw: bool = False) -> Spread:
     parts = layers(divided.graph)
     work = work_of(found, parts)
-    talk, said, message_s = talk_of(divided, parts, size, layout, box, work)
-    silent, spoken = both_passes(work, Talk(), layout, parts), both_passes(work, talk, layout, parts)
-    every = sum(work.front) + sum(work.back) + work.number * work.layer.forward + parts.reached * work.layer.backward
+    messages, listed = messages_of(divided, parts, size, layout, box, trains=work.trains, layer_backward_s=work.layer.backward_s)
+    silent, spoken = both_passes(work, Messages(), layout, parts), both_passes(work, messages, layout, parts)
+    every = sum(work.front) + sum(work.back) + work.number * work.layer.forward_s + parts.reached * work.layer.backward_s
     return Spread(
         compute_s=sum(silent),
-        exposed_s=exposed(silent, spoken, talk.after),
+        exposed_s=exposed(silent, spoken, messages.after_s),
         busy_s=layout.micro_batches * every / layout.pp,
-        collectives=tuple(said),
-        message_s=message_s,
-        spans=drawn(work, talk, layout, parts) if draw else (),
+        collectives=tuple(listed.collectives),
+        message_s=listed.total_s,
+        spans=drawn(work, messages, layout, parts) if draw else (),
     )
 
 
@@ -428,7 +258,7 @@ def parts_of(found: Priced, done: Spread, optimizer: tuple[StepPart, ...], layou
 MOST_SPANS = 20_000  # of a trace
 
 
-def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, ...]:
+def drawn(work: Work, messages: Messages, layout: Layout, parts: Layers) -> tuple[Span, ...]:
     """Spans of one GPU per stage: block by block without stages, else a span for every micro-batch in the order the schedule runs them.
 
     Of a very long step the first micro-batches.
@@ -445,30 +275,30 @@ def drawn(work: Work, talk: Talk, layout: Layout, parts: Layers) -> tuple[Span, 
             def record(track: str, name: str, start_s: float, end_s: float, whose: str = whose) -> None:
                 spans.append(Span(0, track, name + whose, start_s, end_s))
 
-            now += forward_pass(work, talk, parts.number, first=True, last=True, record=record, start=now)
+            now += forward_pass(work, messages, parts.number, first=True, last=True, record=record, start=now)
             if work.trains:
                 now += backward_pass(
-                    work, talk, parts.number, first=True, last=True, reduces=final, reached=parts.reached, record=record, start=now
+                    work, messages, parts.number, first=True, last=True, reduces=final, reached=parts.reached, record=record, start=now
                 )
         return tuple(spans)
     per_stage = list(zip(parts.per_stage(layout.pp), parts.reached_per_stage(layout.pp), strict=True))
     times = [
         (
-            forward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1),
-            backward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=False, reached=reached),
+            forward_pass(work, messages, num_layers, first=stage == 0, last=stage == layout.pp - 1),
+            backward_pass(work, messages, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=False, reached=reached),
         )
         for stage, (num_layers, reached) in enumerate(per_stage)
     ]
-    ran = [each for each in _in_schedule(layout, times, shown, talk.send) if each.end_s > each.start_s]
+    ran = [each for each in _in_schedule(layout, times, shown, messages.send_s) if each.end_s > each.start_s]
     spans = [Span(each.stage, "stream", _name_of(each.turn, chunks), each.start_s, each.end_s) for each in ran]
     sent = [
-        Span(each.stage, "collectives", f"send {_name_of(each.turn, chunks)}", each.end_s, each.end_s + talk.send)
+        Span(each.stage, "collectives", f"send {_name_of(each.turn, chunks)}", each.end_s, each.end_s + messages.send_s)
         for each in ran
-        if talk.send and _is_sent(each, per_stage, chunks)
+        if messages.send_s and _is_sent(each, per_stage, chunks)
     ]
     told: list[Span] = []
     for stage, (num_layers, reached) in enumerate(per_stage):
-        whole = backward_pass(work, talk, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=True, reached=reached)
+        whole = backward_pass(work, messages, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=True, reached=reached)
         open_s = whole - times[stage][1] if work.trains else 0.0
         end_s = max(span.end_s for span in spans if span.stage == stage)
         told += [Span(stage, "collectives", "gradients that nothing hides", end_s, end_s + open_s)] if open_s > 0 else []

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from tilecast.engines.step_parts import WIDE_BYTES, Keeps, StepMemory
-from tilecast.workloads.layout import Divided, Layers, Layout, layers
+from tilecast.workloads.divided import Divided
+from tilecast.workloads.layout import Layout
 from tilecast.workloads.opgraph import ITEM_BYTES, OpGraph, TensorShape
+from tilecast.workloads.stages import Layers, layers
 
 MOST_ENDS = 2  # tensors of one shape that embeddings and head may have
 GATHERS_AHEAD = 2  # unsharded blocks at once: the one that computes and the next

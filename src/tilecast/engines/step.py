@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tilecast import hardware
-from tilecast.engines.distributed import MOST_SPANS, Box, Exposed, Spread, parts_of, scaled, split, spread
+from tilecast.engines.distributed import MOST_SPANS, Exposed, Spread, parts_of, scaled, split, spread
 from tilecast.engines.eager import host_cost
 from tilecast.engines.layout_bytes import memory_of, sizes_of
+from tilecast.engines.messages import Box
 from tilecast.engines.predict import NOTHING
 from tilecast.engines.step_parts import (
     ENGINE,
@@ -36,12 +37,16 @@ from tilecast.learning.profiles import Profile
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import Price, price_step, weakest, with_profile
 from tilecast.workloads.aten import matrix_flop
+from tilecast.workloads.divided import Divided, undivided
+from tilecast.workloads.expert_parallel import expert_parallel
 from tilecast.workloads.fusion import compiled
 from tilecast.workloads.graph import KernelCall, Step
-from tilecast.workloads.layout import Divided, Layout, expert_parallel, layers, tensor_parallel, undivided
+from tilecast.workloads.layout import Layout
 from tilecast.workloads.opgraph import OpGraph, load_graph, renamed
 from tilecast.workloads.recompute import RECOMPUTE, recomputed, runs_again
+from tilecast.workloads.stages import layers
 from tilecast.workloads.step_models import DTYPES, model_graph, positive
+from tilecast.workloads.tensor_parallel import tensor_parallel
 
 __all__ = ["StepMemory", "StepPart", "StepPrediction", "predict_layouts", "predict_step"]
 

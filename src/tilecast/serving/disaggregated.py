@@ -23,42 +23,42 @@ from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import SendRecv, node_of
 from tilecast.learning.profiles import Profile
 from tilecast.predictors import predict_kernel
+from tilecast.serving.asked import batch_of, check_users, followed, lengths_of, too_long
+from tilecast.serving.breakdown import parts_of
 from tilecast.serving.costs import SIDES, Costs, costs
-from tilecast.serving.load import (
-    FEWEST_MEASURED,
-    check_users,
-    lengths_of,
-    memory_under_load,
-    most_at_once,
-    parts_of,
-    percentiles,
-    too_long,
-    weighted_median,
-    with_room,
-)
 from tilecast.serving.policy import Policy, policy_of
-from tilecast.serving.pools import DecodeTimes, Passage, Pool, PrefillStep, Spans, run_pools
-from tilecast.serving.schedule import Lengths, Schedule, cycled, schedule, steps_alone
+from tilecast.serving.pools import DecodeRun, DecodeTimes, Passage, Pool, PrefillStep, Spans, run_pools
+from tilecast.serving.room import memory_under_load, most_at_once, no_room, with_room
+from tilecast.serving.schedule import Lengths, Run, Schedule, cycled, schedule, steps_alone
+from tilecast.serving.seen import Seen, SeenBy, median_step, seen_by_users
 from tilecast.serving.served import Served
 from tilecast.workloads.aggregate import Price, weakest, with_profile
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import Memory
 from tilecast.workloads.model import ModelConfig
 
-Sides = tuple[str, str]  # at which prefill and decode workers are run
-MEDIAN: Sides = ("median_s", "median_s")
-IN_TURNS: Sides = ("turns", "turns")  # requests are dealt to workers in turn, however busy they are
-IN_STEP: Sides = ("step", "step")  # users who started together
-POLLED: Sides = ("polled", "polled")  # handshakes are seen between steps: one step of either worker is waited for beside all else
-RERUN = (IN_TURNS, IN_STEP)
-OTHERWISE = (*RERUN, POLLED)  # what is not known of a load, at the median of all times
 SERVERS = 2  # frontends that a request passes: that of the prefill and that of the decode worker
-RUNS: tuple[Sides, ...] = (MEDIAN, ("low_s", "median_s"), ("high_s", "median_s"), ("median_s", "low_s"), ("median_s", "high_s"))
 MOST_WORKERS = 256
 SMALL_BOX = 8  # GPUs that `layouts_of` fills
 REQUEST_KNOTS, KEY_KNOTS = 24, 5
 MOST_COMPARED = 192  # prefill steps that were priced, among which one like another is looked for
 LIKELY_USERS = (1, 2, 4, 8)  # of one prefill worker, whose steps are priced before it is known which ones run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sides:
+    """A way to run the workers: the side of the interval that either kind's times are at, or one of the things not known of a load."""
+
+    prefill: str = "median_s"
+    decode: str = "median_s"
+    in_turns: bool = False  # requests are dealt to workers in turn, however busy they are
+    in_step: bool = False  # users started together
+    polled: bool = False  # handshakes are seen between steps: one step of either worker is waited for beside all else
+
+
+MEDIAN = Sides()
+IN_TURNS, IN_STEP, POLLED = Sides(in_turns=True), Sides(in_step=True), Sides(polled=True)
+ENDS = (Sides(prefill="low_s"), Sides(prefill="high_s"), Sides(decode="low_s"), Sides(decode="high_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handover:
+class Handover(SeenBy[Sides]):
     """What users see, by the sides at which both kinds of workers were run: arrays (Q,) over the requests that count, in seconds."""
 
     passages: Mapping[Sides, Passage]
@@ -88,9 +88,7 @@ class Handover:
     prefill: tuple[Schedule, Costs]
     decode: tuple[Schedule, Costs]
     counted: slice
-    ttft_s: Mapping[Sides, Floats]
-    tpot_s: Mapping[Sides, Floats]
-    latency_s: Mapping[Sides, Floats]
+    seen: Mapping[Sides, Seen]
     transfer_s: Mapping[Sides, Floats]  # from the end of a prompt to its cache being where it decodes
     room_s: Floats  # waiting for room on a decode worker
     queue_s: Floats  # and after that, or without, for a prefill worker to start
@@ -113,8 +111,8 @@ def interval_of(means: Mapping[Sides, float]) -> Interval:
     median = means[MEDIAN]
     if median <= 0.0 or len(means) == 1:  # nothing was waited for, or no ends were run
         return Interval(median, median, median)
-    fast, slow, fast_decode, slow_decode = (math.log(means[sides] / median) for sides in RUNS[1:])
-    otherwise = [math.log(means[sides] / median) for sides in OTHERWISE if sides in means]
+    fast, slow, fast_decode, slow_decode = (math.log(means[sides] / median) for sides in ENDS)
+    otherwise = [math.log(means[sides] / median) for sides in (IN_TURNS, IN_STEP, POLLED) if sides in means]
     together = (fast + fast_decode, slow + slow_decode)
     up = math.hypot(max(fast, slow, 0.0), max(fast_decode, slow_decode, 0.0))
     down = math.hypot(min(fast, slow, 0.0), min(fast_decode, slow_decode, 0.0))
@@ -134,16 +132,13 @@ def run_disaggregated(
     with_interval: bool = True,
 ) -> Handover:
     """Given `num_requests`, all of them count, the first burst too; else the steady state after it."""
-    rounds = max(2, -(-FEWEST_MEASURED // users))
-    total = num_requests or (rounds + 3) * users
-    counted = slice(0, total) if num_requests else slice(2 * users, total - users)
+    total, counted = followed(users, num_requests)
     asked = cycled(requests, 0 if num_requests else users)
 
     def run(sides: Sides, prompts: Prompts, tokens: Mapping[str, DecodeTimes], spans: Spans | None = None) -> Passage:
-        first, then = MEDIAN if sides in RERUN else sides
         return run_pools(
-            prefill.pool, decode.pool, users, cycled(requests) if sides == IN_STEP else asked, total, prefill_s=prompts.of(first),
-            decode_times=tokens[then], transfer_s=transfer_s[first], spans=spans, in_turns=sides == IN_TURNS,
+            prefill.pool, decode.pool, users, cycled(requests) if sides.in_step else asked, total, prefill_s=prompts.of(sides.prefill),
+            decode_times=tokens[sides.decode], transfer_s=transfer_s[sides.prefill], spans=spans, in_turns=sides.in_turns,
         )  # fmt: skip
 
     lanes = decode.pool.lanes
@@ -153,37 +148,35 @@ def run_disaggregated(
     first = run(
         MEDIAN,
         _prompts(prefill.found, _likely_steps(prefill.policy, requests, prefill.pool.ranks), price),
-        _tokens(decode.found, [(0, int(number), ends[0]) for number in likely], ends, price)[1],
+        _tokens(decode.found, [DecodeRun(0, int(number), ends[0]) for number in likely], ends, price)[1],
     )
     prompts = _prompts(prefill.found, first.prefill_steps, price)
-    keys = [context for _, _, context in first.decode_runs] or list(ends)
-    plan, tokens = _tokens(decode.found, first.decode_runs or [(0, 1, ends[0])], (min(keys), max(keys)), price)
+    keys = [run.keys for run in first.decode_runs] or list(ends)
+    plan, tokens = _tokens(decode.found, first.decode_runs or [DecodeRun(0, 1, ends[0])], (min(keys), max(keys)), price)
     ran: tuple[Sides, ...] = (MEDIAN,)
     if with_interval:
-        ran = (*RUNS, IN_TURNS) if num_requests else (*RUNS, *RERUN)
+        ran = (MEDIAN, *ENDS, IN_TURNS) if num_requests else (MEDIAN, *ENDS, IN_TURNS, IN_STEP)
     spans = Spans()
     passages = {sides: run(sides, prompts, tokens, spans if sides == MEDIAN and not num_requests else None) for sides in ran}
     host = prefill.found.engine.host
-    ttft, tpot, latency, sent = (dict[Sides, Floats]() for _ in range(4))
+    seen, sent = dict[Sides, Seen](), dict[Sides, Floats]()
     for sides, passage in passages.items():
-        arrival, done, there, first_s, last = (
-            times[counted] for times in (passage.arrival_s, passage.prefilled_s, passage.there_s, passage.first_s, passage.last_s)
-        )
-        spread = {"low_s": -host.spread_fraction, "high_s": host.spread_fraction}.get(sides[0], 0.0)
-        extra = (1.0 + spread) * (SERVERS * host.first_token_s + host.prompt_token_s * passage.input_tokens[counted])
-        several = passage.output_tokens[counted] > 1
-        ttft[sides], latency[sides], sent[sides] = first_s - arrival + extra, last - arrival + extra, there - done
-        tpot[sides] = (last - first_s)[several] / (passage.output_tokens[counted][several] - 1)
+        arrival_s, first_s, last_s = (times[counted] for times in (passage.arrival_s, passage.first_s, passage.last_s))
+        seen[sides] = seen_by_users(
+            arrival_s, first_s, last_s, input_tokens=passage.input_tokens[counted], output_tokens=passage.output_tokens[counted],
+            host=host, side=sides.prefill, num_servers=SERVERS,
+        )  # fmt: skip
+        sent[sides] = (passage.there_s - passage.prefilled_s)[counted]
     middle = passages[MEDIAN]
     if with_interval:
-        steps = sum(number for number, _, _ in middle.decode_runs)
+        steps = sum(run.steps for run in middle.decode_runs)
         polled_s = middle.prefill_busy_s / max(1, sum(middle.prefill_steps.values())) + middle.decode_busy_s / max(1, steps)
-        ttft[POLLED], latency[POLLED], sent[POLLED] = (each[MEDIAN] + polled_s for each in (ttft, latency, sent))
-        tpot[POLLED] = tpot[MEDIAN]
+        usual = seen[MEDIAN]
+        seen[POLLED] = replace(usual, ttft_s=usual.ttft_s + polled_s, latency_s=usual.latency_s + polled_s)
+        sent[POLLED] = sent[MEDIAN] + polled_s
     return Handover(
-        passages=passages, spans=spans, prefill=(prompts.plan, prompts.cost), decode=plan, counted=counted, ttft_s=ttft, tpot_s=tpot,
-        latency_s=latency, transfer_s=sent, room_s=(middle.placed_s - middle.arrival_s)[counted],
-        queue_s=(middle.taken_s - middle.placed_s)[counted],
+        passages=passages, spans=spans, prefill=(prompts.plan, prompts.cost), decode=plan, counted=counted, seen=seen, transfer_s=sent,
+        room_s=(middle.placed_s - middle.arrival_s)[counted], queue_s=(middle.taken_s - middle.placed_s)[counted],
     )  # fmt: skip
 
 
@@ -202,15 +195,20 @@ class Prompts:
         seconds: dict[PrefillStep, float] = dict(zip(self.steps, self.cost.step_s(side).tolist(), strict=True))
         few = sorted(self.steps)
         few = [few[place] for place in np.unique(np.linspace(0, len(few) - 1, MOST_COMPARED).round().astype(np.int64))]
-        known = np.log([(*step[:3], step[4]) for step in few])
+        known = np.log([_sizes(step) for step in few])
 
         def prefill_s(step: PrefillStep) -> float:
             if step not in seconds:
-                near = few[int(np.argmin(np.abs(known - np.log((*step[:3], step[4]))).sum(axis=1)))]
-                seconds[step] = seconds[near] * step[0] / near[0]
+                near = few[int(np.argmin(np.abs(known - np.log(_sizes(step))).sum(axis=1)))]
+                seconds[step] = seconds[near] * step.tokens / near.tokens
             return seconds[step]
 
         return prefill_s
+
+
+def _sizes(step: PrefillStep) -> tuple[float, ...]:
+    """What two steps are compared by."""
+    return step.tokens, step.alike, step.keys, step.mean_tokens
 
 
 def _likely_steps(policy: Policy, requests: Sequence[Lengths], ranks: int) -> Counter[PrefillStep]:
@@ -221,25 +219,29 @@ def _likely_steps(policy: Policy, requests: Sequence[Lengths], ranks: int) -> Co
         for tokens, chunks, keys in zip(plan.prefill_tokens, plan.chunks, plan.chunk_context, strict=True):
             if tokens:
                 for share in sorted({1.0 / ranks, 0.5 if ranks > 1 else 1.0, 1.0}):
-                    found[(int(tokens), int(chunks), float(keys), int(chunks), float(tokens) * share)] += 1
+                    found[PrefillStep(int(tokens), int(chunks), float(keys), int(chunks), float(tokens) * share)] += 1
     return found
 
 
 def _prompts(found: Setup, steps: Counter[PrefillStep], price: Price) -> Prompts:
-    plan = steps_alone([(often, *step[:4], 0, 0.0) for step, often in steps.items()], [step[4] for step in steps])
+    runs = [
+        Run(often, prefill_tokens=step.tokens, chunks=step.alike, chunk_context=step.keys, prompts_done=step.chunks)
+        for step, often in steps.items()
+    ]
+    plan = steps_alone(runs, [step.mean_tokens for step in steps])
     return Prompts(steps=tuple(steps), plan=plan, cost=costs(found, plan, price))
 
 
 def _tokens(
-    found: Setup, runs: Sequence[tuple[int, int, float]], ends: tuple[float, float], price: Price
+    found: Setup, runs: Sequence[DecodeRun], ends: tuple[float, float], price: Price
 ) -> tuple[tuple[Schedule, Costs], dict[str, DecodeTimes]]:
     """Price the given decode runs, and tabulate a step's time over its requests and their mean keys, the latter between `ends`."""
-    distinct = np.unique([requests for _, requests, _ in runs])
+    distinct = np.unique([run.requests for run in runs])
     if len(distinct) > REQUEST_KNOTS:
         distinct = np.unique(distinct[np.linspace(0, len(distinct) - 1, REQUEST_KNOTS).round().astype(np.int64)])
     keys = np.unique(np.linspace(*ends, KEY_KNOTS))
-    ran = [(steps, 0, 0, 0.0, 0, requests, context) for steps, requests, context in runs]
-    plan = steps_alone([*ran, *((0, 0, 0, 0.0, 0, requests, context) for requests in distinct for context in keys)])
+    ran = [Run(run.steps, decodes=run.requests, context=run.keys) for run in runs]
+    plan = steps_alone([*ran, *(Run(0, decodes=requests, context=context) for requests in distinct for context in keys)])
     cost = costs(found, plan, price)
     tables = {side: cost.step_s(side)[len(ran) :].reshape(len(distinct), len(keys)) for side in SIDES}
     return (plan, cost), {side: DecodeTimes(requests=distinct, keys=keys, seconds=table) for side, table in tables.items()}
@@ -345,10 +347,7 @@ class DisaggregatedPrediction(Served):
     def decode_step_s(self) -> Interval:
         """The median step of the decode workers."""
         plan, cost = self.handover.decode
-        mine = plan.steps > 0
-        if not mine.any():
-            return Interval(0.0, 0.0, 0.0)
-        return Interval(*(weighted_median(cost.step_s(side)[mine], plan.steps[mine]) for side in SIDES))
+        return median_step(plan, cost, plan.steps > 0)
 
     @property
     def memory(self) -> Memory:
@@ -358,6 +357,10 @@ class DisaggregatedPrediction(Served):
     @property
     def basis(self) -> str:
         return weakest((self.handover.prefill[1].basis, self.handover.decode[1].basis, self.link.basis))
+
+    @property
+    def mean_input_tokens(self) -> float:
+        return self._mean_tokens("input_tokens")
 
     @property
     def mean_output_tokens(self) -> float:
@@ -380,24 +383,16 @@ class DisaggregatedPrediction(Served):
         yield "decode", *self.handover.decode
 
     def serving(self) -> dict[str, Any]:
-        handover, output = self.handover, self.mean_output_tokens
-        seen = {"ttft_s": handover.ttft_s, "tpot_s": handover.tpot_s, "total_s": handover.latency_s}
         kinds = {"prefill": self.prefill, "decode": self.decode}
         return {
             "concurrency": self.concurrency,
             "disaggregated": self.inputs["disaggregated"],
-            "output_tokens_per_s_per_gpu": self.output_tokens_per_s_per_gpu.to_dict(),
-            "output_tokens_per_s_per_user": self.output_tokens_per_s_per_user.to_dict(),
-            "total_tokens_per_s_per_gpu": self.output_tokens_per_s_per_gpu.per(
-                output / (self._mean_tokens("input_tokens") + output)
-            ).to_dict(),
-            "requests_per_s": self.output_tokens_per_s.per(output).to_dict(),
-            "queue_s": self.queue_s,
+            **self.rates(),
             "room_s": self.room_s,
             "kv_transfer_s": self.transfer_s.to_dict(),
             "kv_transfer_bytes_per_gpu": max(self.link.bytes.values()),
             "kv_transfer_over": self.link.kind,
-            **{f"{name}_percentiles": percentiles(values[MEDIAN]) for name, values in seen.items()},
+            **self.handover.seen[MEDIAN].percentiles(),
             **{f"{kind}_workers": self._told(kind, workers) for kind, workers in kinds.items()},
         }
 
@@ -483,16 +478,17 @@ def predict_disaggregated(
     found = setups["prefill"]
     if found.config.is_encoder:
         raise InvalidInput(f"{found.config.name} has no decode to put on workers of its own")
-    lengths = Batch(tuple(pair[0] for pair in asked), tuple(pair[1] for pair in asked))
+    lengths = batch_of(asked)
     check_context(found.config, lengths, allow_longer_context)
     price, measured = with_profile(price, profile, found.gpu)
-    longest = max(asked, key=sum)
-    workers = {}
+    needed = {"prefill": max(prompt for prompt, _ in asked), "decode": max(map(sum, asked))}
+    workers, crowded, notes = dict[str, Workers](), set[str](), list[str]()
     for (kind, each), number in zip(setups.items(), numbers, strict=True):
         policy = policy_of(each)
-        needs = sum(longest) if kind == "decode" else max(pair[0] for pair in asked)
-        if policy.cache_tokens < needs:
-            policy = with_room(policy, needs)  # it does not fit, which the memory says; times are given all the same
+        if policy.cache_tokens < needed[kind]:
+            policy = with_room(policy, needed[kind], concurrency)
+            crowded.add(kind)
+            notes.append(f"{kind} workers: {no_room(each, needed[kind], concurrency)}")
         workers[kind] = Workers(number=number, found=each, policy=policy)
     prefill, decode = workers["prefill"], workers["decode"]
     box = found.node or decode.found.node or node_of(found.gpu, node)
@@ -502,11 +498,10 @@ def predict_disaggregated(
     )  # fmt: skip
     prompts = [(pair[0], 1) for pair in asked]
     together = max(1, min(concurrency, prefill.policy.token_budget // max(1, round(float(np.mean([pair[0] for pair in asked]))))))
+    decoding = most_at_once(decode.policy, asked, -(-concurrency // decode.number), decode.found.shard.dp)
     memories = {
-        "prefill": memory_under_load(prefill.found, prefill.policy, prompts, together),
-        "decode": memory_under_load(
-            decode.found, decode.policy, asked, most_at_once(decode.policy, asked, -(-concurrency // decode.number), decode.found.shard.dp)
-        ),
+        "prefill": memory_under_load(prefill.found, prefill.policy, prompts, 1 if "prefill" in crowded else together),
+        "decode": memory_under_load(decode.found, decode.policy, asked, 1 if "decode" in crowded else decoding),
     }
     layout = {"disaggregated": f"{numbers[0]}P{numbers[1]}D", "tp": decode.found.shard.tp}
     layout |= {f"{kind}_{name}": value for kind, shape in shapes.items() for name, value in shape.items()}
@@ -518,7 +513,7 @@ def predict_disaggregated(
             found, layout, box, {"concurrency": concurrency, **said_of(isl, osl, requests)},
             quant=quant, overrides=overrides, engine_settings=engine_settings, profile=measured,
         ),
-        warnings=(*warnings_of(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name)),
+        warnings=(*warnings_of(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name), *notes),
         profile=measured,
     )  # fmt: skip
 

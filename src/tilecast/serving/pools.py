@@ -20,11 +20,25 @@ import numpy as np
 
 from tilecast.execution.tasks import Floats
 from tilecast.serving.policy import Policy
-from tilecast.serving.schedule import Lengths, equal_chunks
+from tilecast.serving.schedule import Lengths, Partial, StepPrompts, equal_chunks, prompts_of_step
 
-# Tokens, how many equal chunks, keys of each, and chunks (each has its logits) of the fullest rank; and the mean tokens of all ranks.
-PrefillStep = tuple[int, int, float, int, float]
-DecodeRun = tuple[int, int, float]  # steps, requests of the fullest rank, mean keys of one
+
+class PrefillStep(NamedTuple):
+    """A step of a prefill worker, whose fullest rank sets the pace."""
+
+    tokens: int  # of the fullest rank
+    alike: int  # its chunks as so many equal ones
+    keys: float  # of each of these
+    chunks: int  # as they are: each has its logits
+    mean_tokens: float  # of all ranks
+
+
+class DecodeRun(NamedTuple):
+    """Equal steps in a row of a decode worker."""
+
+    steps: int
+    requests: int  # of the fullest rank
+    keys: float  # mean, of one request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +148,7 @@ class Spans:
 @dataclass(slots=True)
 class _PrefillRank:
     queue: deque[tuple[int, int]] = field(default_factory=deque)  # (step from which it can be taken, request)
-    partial: tuple[int, int] | None = None  # a prompt that was cut, and its tokens so far
+    partial: Partial | None = None
     link_free_s: float = 0.0
 
 
@@ -310,52 +324,38 @@ class _Run:
 
     # ---- prefill workers ---------------------------------------------------------------------------------------------
 
-    def chunks_of(self, rank: _PrefillRank, step: int) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-        """What a rank has for a step: chunks as (tokens, keys of the last one), whose they are, and whose prompts end with it."""
-        policy, inputs = self.prefill.policy, self.inputs
-        left, chunks, whose, finished = policy.token_budget, list[tuple[int, int]](), list[int](), list[int]()
-        if rank.partial is not None:
-            number, begun = rank.partial
-            part = min(left, inputs[number] - begun)
-            chunks.append((part, begun + part))
-            whose.append(number)
-            left -= part
-            rank.partial = (number, begun + part) if begun + part < inputs[number] else None
-            if rank.partial is None:
-                finished.append(number)
-        while rank.queue and rank.partial is None and left > 0 and rank.queue[0][0] <= step:
-            number = rank.queue[0][1]
-            if inputs[number] > left and not policy.chunks and chunks:
-                break
-            part = min(inputs[number], left) if policy.chunks else inputs[number]
+    def prompts_of_rank(self, rank: _PrefillRank, step: int) -> StepPrompts:
+        """What a rank has for a step."""
+
+        def next_one(_: int) -> int | None:
+            return rank.queue[0][1] if rank.queue and rank.queue[0][0] <= step else None
+
+        def starts(number: int) -> None:
             rank.queue.popleft()
             self.taken[number] = self.now
-            chunks.append((part, part))
-            whose.append(number)
-            left -= part
-            if part < inputs[number]:
-                rank.partial = (number, part)
-            else:
-                finished.append(number)
-        return chunks, whose, finished
+
+        policy = self.prefill.policy
+        found = prompts_of_step(policy.chunks, policy.token_budget, self.inputs, rank.partial, next_one, starts)
+        rank.partial = found.partial
+        return found
 
     def prompts(self, worker: _PrefillWorker) -> None:
         """The next step of an idle prefill worker that has something to do."""
         if all(rank.partial is None for rank in worker.ranks):  # steps without work take no time
             worker.step = max(worker.step, min(rank.queue[0][0] for rank in worker.ranks if rank.queue))
-        found = [self.chunks_of(rank, worker.step) for rank in worker.ranks]
-        tokens = [sum(part for part, _ in chunks) for chunks, _, _ in found]
-        fullest = found[tokens.index(max(tokens))][0]
-        step = (*equal_chunks(fullest), len(fullest), sum(tokens) / self.prefill.ranks)
+        found = [self.prompts_of_rank(rank, worker.step) for rank in worker.ranks]
+        tokens = [sum(part for part, _ in each.chunks) for each in found]
+        fullest = found[tokens.index(max(tokens))].chunks
+        step = PrefillStep(*equal_chunks(fullest), len(fullest), sum(tokens) / self.prefill.ranks)
         self.steps[step] += 1
         seconds = self.prefill_s(step)
         self.prefill_busy_s += seconds
         worker.busy = True
         end_s = self.now + seconds
         if self.spans is not None:
-            whose = tuple(number for _, numbers, _ in found for number in numbers)
+            whose = tuple(number for each in found for number in each.whose)
             self.spans.prompts.append(PromptSpan(worker.number, self.now, end_s, sum(tokens), len(whose), whose))
-        self.later(end_s, self.prompts_end, worker, [finished for _, _, finished in found])
+        self.later(end_s, self.prompts_end, worker, [each.finished for each in found])
 
     def prompts_end(self, worker: _PrefillWorker, finished: list[list[int]]) -> None:
         worker.busy = False
@@ -423,7 +423,7 @@ class _Run:
         together = len(worker.ends)
         if self.spans is not None:
             self.spans.tokens.append(TokenSpan(worker.number, start, number_of, seconds, more, together, worker.keys / together))
-        self.runs.append((number_of, max(worker.running), worker.keys / together + (number_of - 1) / 2))
+        self.runs.append(DecodeRun(number_of, max(worker.running), worker.keys / together + (number_of - 1) / 2))
         self.decode_busy_s += self.now - start
         worker.run = None
         worker.step += number_of

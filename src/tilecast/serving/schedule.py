@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,18 @@ from tilecast.execution.tasks import Floats
 from tilecast.serving.policy import Policy
 
 Lengths = tuple[int, int]  # prompt and output tokens
+
+
+class Run(NamedTuple):
+    """Equal steps in a row, told as `Schedule` does."""
+
+    steps: int
+    prefill_tokens: int = 0
+    chunks: int = 0
+    chunk_context: float = 0.0
+    prompts_done: int = 0
+    decodes: int = 0
+    context: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,111 +60,177 @@ class Schedule:
 
 def schedule(policy: Policy, users: int, request: Callable[[int], Lengths], num_requests: int) -> Schedule:
     """The first `num_requests` requests of `users`, all of whom send one at the start; `request` gives the lengths of each."""
-    runs: list[tuple[float, ...]] = []
-    inputs, outputs, arrived, started, first, last = (list[int]() for _ in range(6))
-    waiting: deque[int] = deque()
-    coming: deque[tuple[int, int]] = deque()  # (step from which it can be taken, request)
-    partial: list[list[int]] = []  # [request, tokens done]: a prompt that was cut
-    ends: list[tuple[int, int]] = []  # (decode steps done when it ends, request)
-    step = decoded = taken = context = 0  # steps and decode steps so far; cache tokens counted; keys that the next decode step sees
-
-    def arrives(at: int, missed: int) -> None:
-        number = len(arrived)
-        if number < num_requests:
-            asked, given = request(number)
-            inputs.append(asked)
-            outputs.append(given)
-            arrived.append(at)
-            started.append(0)
-            first.append(0)
-            last.append(0)
-            coming.append((at + missed, number))
-
+    one = _Scheduler(policy, request, num_requests)
     for _ in range(min(users, num_requests)):
-        arrives(0, 0)
-    budget, most, room = policy.token_budget, policy.most_running, policy.cache_tokens
-    done = 0
-    while done < num_requests:
-        while coming and coming[0][0] <= step:
-            waiting.append(coming.popleft()[1])
-        running = len(ends)
-        left = budget - (running if policy.mixes else 0)
-        chunks: list[tuple[int, int]] = []  # (tokens, keys of the last one)
-        finished: list[int] = []
-        if partial:
-            number, begun = partial[0]
-            part = max(1, min(left, inputs[number] - begun))
-            chunks.append((part, begun + part))
-            left -= part
-            partial[0][1] = begun + part
-            if begun + part == inputs[number]:
-                partial.clear()
-                finished.append(number)
-        while waiting and not partial and left > 0 and running + len(finished) < most:
-            number = waiting[0]
-            needs = policy.reserves(inputs[number], outputs[number])
-            if taken + needs > room and taken:
-                break
-            length = inputs[number]
-            if length > left and not policy.chunks and (chunks or left < budget - running):
-                break
-            part = min(length, left) if policy.chunks else length
-            waiting.popleft()
-            started[number] = step
-            taken += needs
-            chunks.append((part, part))
-            left -= part
-            if part < length:
-                partial.append([number, part])
-            else:
-                finished.append(number)
-        if not chunks:
-            if not running:  # nothing to do until somebody arrives
-                runs.append((coming[0][0] - step, 0, 0, 0.0, 0, 0, 0.0))
-                step = coming[0][0]
-                continue
-            repeat = ends[0][0] - decoded
-            if coming:
-                repeat = min(repeat, coming[0][0] - step)
-            runs.append((repeat, 0, 0, 0.0, 0, running, context / running + (repeat - 1) / 2))
-        else:
-            repeat = 1
-            decodes = running if policy.mixes else 0
-            runs.append((1, *equal_chunks(chunks), len(finished), decodes, context / running if decodes else 0.0))
-        step += repeat
-        if running and (policy.mixes or not chunks):
-            decoded += repeat
-            context += running * repeat
-        while ends and ends[0][0] == decoded:
-            _, number = heappop(ends)
-            context -= inputs[number] + outputs[number]
-            taken -= policy.reserves(inputs[number], outputs[number])
-            last[number] = step
-            done += 1
-            arrives(step, policy.steps_missed)
-        for number in finished:
-            first[number] = last[number] = step
-            if outputs[number] == 1:
-                taken -= policy.reserves(inputs[number], outputs[number])
-                done += 1
-                arrives(step, policy.steps_missed)
-            else:
-                heappush(ends, (decoded + outputs[number] - 1, number))
-                context += inputs[number] + 1
+        one.arrives(missed=0)
+    while one.done < num_requests:
+        one.runs_next()
     return replace(
-        steps_alone(runs), arrival=np.array(arrived), taken=np.array(started), first=np.array(first), last=np.array(last),
-        output_tokens=np.array(outputs), input_tokens=np.array(inputs),
+        steps_alone(one.runs), arrival=np.array(one.arrived), taken=np.array(one.started), first=np.array(one.first),
+        last=np.array(one.last), output_tokens=np.array(one.outputs), input_tokens=np.array(one.inputs),
     )  # fmt: skip
 
 
-def steps_alone(runs: Sequence[tuple[float, ...]], mean_tokens: Sequence[float] | None = None) -> Schedule:
-    """Steps without the requests they are of, to be priced: (steps, prefill tokens, chunks, keys, prompts done, decodes, context) each."""
-    columns = np.array(runs, dtype=np.float64).T
-    steps, prefill_tokens, chunks, prompts_done, decodes = (columns[place].astype(np.int64) for place in (0, 1, 2, 4, 5))
+class _Scheduler:
+    """One scheduler, its requests and its steps so far. Lists from `inputs` to `last` go by the number of a request."""
+
+    __slots__ = (
+        "arrived", "coming", "context", "decoded", "done", "ends", "first", "held", "inputs", "last", "needs", "num_requests", "outputs",
+        "partial", "policy", "request", "runs", "started", "step", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, policy: Policy, request: Callable[[int], Lengths], num_requests: int) -> None:
+        self.policy, self.request, self.num_requests = policy, request, num_requests
+        self.inputs, self.outputs, self.needs = list[int](), list[int](), list[int]()  # tokens; needs: of cache
+        self.arrived, self.started, self.first, self.last = (list[int]() for _ in range(4))  # steps done then
+        self.runs: list[Run] = []
+        self.coming: deque[tuple[int, int]] = deque()  # (step from which it can be taken, request)
+        self.waiting: deque[int] = deque()
+        self.partial: Partial | None = None
+        self.ends: list[tuple[int, int]] = []  # (decode steps done when it ends, request): those that decode
+        self.step = self.decoded = self.done = 0  # steps, decode steps and requests so far
+        self.held = 0  # tokens of cache that requests which run are counted with
+        self.context = 0  # keys that the next decode step sees
+
+    def arrives(self, missed: int) -> None:
+        """The next request, which the scheduler sees when that many steps have passed."""
+        number = len(self.arrived)
+        if number < self.num_requests:
+            asked, given = self.request(number)
+            self.inputs.append(asked)
+            self.outputs.append(given)
+            self.needs.append(self.policy.reserves(asked, given))
+            self.arrived.append(self.step)
+            for times in (self.started, self.first, self.last):
+                times.append(0)
+            self.coming.append((self.step + missed, number))
+
+    def runs_next(self) -> None:
+        """A step with prompts, or steps of decodes alone until somebody ends or arrives, or none until somebody does."""
+        while self.coming and self.coming[0][0] <= self.step:
+            self.waiting.append(self.coming.popleft()[1])
+        running, mixes = len(self.ends), self.policy.mixes
+        prompts = self.prompts_of_step()
+        if prompts.chunks:
+            decodes = running if mixes else 0
+            context = self.context / running if decodes else 0.0
+            self.runs.append(Run(1, *equal_chunks(prompts.chunks), len(prompts.finished), decodes, context))
+            self.ends_steps(1, decodes, prompts.finished)
+        elif running:
+            until = self.ends[0][0] - self.decoded
+            steps = min(until, self.coming[0][0] - self.step) if self.coming else until
+            self.runs.append(Run(steps, decodes=running, context=self.context / running + (steps - 1) / 2))
+            self.ends_steps(steps, running, [])
+        else:
+            idle = self.coming[0][0] - self.step
+            self.runs.append(Run(idle))
+            self.step += idle
+
+    def prompts_of_step(self) -> "StepPrompts":
+        if not self.waiting and self.partial is None:
+            return NO_PROMPTS
+        policy = self.policy
+        left = policy.token_budget - (len(self.ends) if policy.mixes else 0)
+        found = prompts_of_step(policy.chunks, left, self.inputs, self.partial, self.next_one, self.starts)
+        self.partial = found.partial
+        return found
+
+    def next_one(self, num_finished: int) -> int | None:
+        if not self.waiting or len(self.ends) + num_finished >= self.policy.most_running:
+            return None
+        number = self.waiting[0]
+        return None if self.held and self.held + self.needs[number] > self.policy.cache_tokens else number
+
+    def starts(self, number: int) -> None:
+        self.waiting.popleft()
+        self.started[number] = self.step
+        self.held += self.needs[number]
+
+    def ends_steps(self, steps: int, decodes: int, finished: list[int]) -> None:
+        """Requests end and others come in their place; those whose prompts are `finished` have their first token."""
+        self.step += steps
+        if decodes:
+            self.decoded += steps
+            self.context += decodes * steps
+        while self.ends and self.ends[0][0] == self.decoded:
+            _, number = heappop(self.ends)
+            self.context -= self.inputs[number] + self.outputs[number]
+            self.leaves(number)
+        for number in finished:
+            self.first[number] = self.step
+            if self.outputs[number] == 1:
+                self.leaves(number)
+            else:
+                heappush(self.ends, (self.decoded + self.outputs[number] - 1, number))
+                self.context += self.inputs[number] + 1
+
+    def leaves(self, number: int) -> None:
+        self.last[number] = self.step
+        self.held -= self.needs[number]
+        self.done += 1
+        self.arrives(self.policy.steps_missed)
+
+
+class Partial(NamedTuple):
+    """A prompt that was cut."""
+
+    request: int
+    done: int  # tokens
+
+
+class StepPrompts(NamedTuple):
+    """What a step holds of prompts."""
+
+    chunks: list[tuple[int, int]]  # (tokens, keys of the last one)
+    whose: list[int]
+    finished: list[int]  # whose prompts end with it
+    partial: Partial | None  # of which more is left
+
+
+NO_PROMPTS = StepPrompts([], [], [], None)
+
+
+def prompts_of_step(
+    may_cut: bool, left: int, lengths: Sequence[int], partial: Partial | None, next_one: Callable[[int], int | None],
+    starts: Callable[[int], None],
+) -> StepPrompts:  # fmt: skip
+    """What is left of a prompt that was cut, then others as they come, up to `left` tokens; the last one is cut where that may be.
+
+    `next_one` is the request that may start next, if any, when so many prompts end in the step; `starts` is told that it does.
+    """
+    chunks, whose, finished = list[tuple[int, int]](), list[int](), list[int]()
+    if partial is not None:
+        number, begun = partial
+        part = max(1, min(left, lengths[number] - begun))  # it goes on, however many decode
+        chunks.append((part, begun + part))
+        whose.append(number)
+        left -= part
+        partial = Partial(number, begun + part) if begun + part < lengths[number] else None
+        if partial is None:
+            finished.append(number)
+    while partial is None and left > 0 and (following := next_one(len(finished))) is not None:
+        length = lengths[following]
+        if length > left and not may_cut and chunks:
+            break  # it waits for a step with room; one that no step has room for gets a step of its own
+        part = min(length, left) if may_cut else length
+        starts(following)
+        chunks.append((part, part))
+        whose.append(following)
+        left -= part
+        if part < length:
+            partial = Partial(following, part)
+        else:
+            finished.append(following)
+    return StepPrompts(chunks, whose, finished, partial)
+
+
+def steps_alone(runs: Sequence[Run], mean_tokens: Sequence[float] | None = None) -> Schedule:
+    """Steps without the requests they are of, to be priced."""
+    columns = dict(zip(Run._fields, np.array(runs, dtype=np.float64).T, strict=True))
+    columns |= {name: columns[name].astype(np.int64) for name in ("steps", "prefill_tokens", "chunks", "prompts_done", "decodes")}
     nobody = np.zeros(0, dtype=np.int64)
     return Schedule(
-        steps=steps, prefill_tokens=prefill_tokens, chunks=chunks, chunk_context=columns[3], prompts_done=prompts_done, decodes=decodes,
-        context=columns[6], arrival=nobody, taken=nobody, first=nobody, last=nobody, output_tokens=nobody, input_tokens=nobody,
+        **columns, arrival=nobody, taken=nobody, first=nobody, last=nobody, output_tokens=nobody, input_tokens=nobody,
         mean_tokens=None if mean_tokens is None else np.array(mean_tokens, dtype=np.float64),
     )  # fmt: skip
 

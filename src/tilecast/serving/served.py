@@ -56,6 +56,11 @@ class Served(ABC):
 
     @property
     @abstractmethod
+    def mean_input_tokens(self) -> float:
+        """Of a request."""
+
+    @property
+    @abstractmethod
     def mean_output_tokens(self) -> float:
         """Of a request."""
 
@@ -81,6 +86,17 @@ class Served(ABC):
     def output_tokens_per_s_per_user(self) -> Interval:
         """How fast one request sees its tokens come, once the first is there."""
         return self.tpot_s.rate_of(1)
+
+    def rates(self) -> dict[str, Any]:
+        """What every load says of itself in the record."""
+        given = self.mean_output_tokens
+        return {
+            "output_tokens_per_s_per_gpu": self.output_tokens_per_s_per_gpu.to_dict(),
+            "output_tokens_per_s_per_user": self.output_tokens_per_s_per_user.to_dict(),
+            "total_tokens_per_s_per_gpu": self.output_tokens_per_s_per_gpu.per(given / (self.mean_input_tokens + given)).to_dict(),
+            "requests_per_s": self.output_tokens_per_s.per(given).to_dict(),
+            "queue_s": self.queue_s,
+        }
 
     @property
     def fits(self) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.dtypes import Quantisation
-from tilecast.errors import InvalidInput
+from tilecast.errors import InvalidInput, UnknownName
 from tilecast.hardware import GpuSpec
 
 Ints = NDArray[np.int64]
@@ -114,3 +114,22 @@ def feasible(gpu: GpuSpec, held: Quantisation, choices: Mapping[str, Sequence[in
             f" {least}, and a thread may hold {MOST_ACCUMULATORS} accumulators"
         )
     return everything.where(fits)
+
+
+def limited(limits: Sequence[str]) -> Mapping[str, Sequence[int]]:
+    """The choices of the space, some of them limited: ("block_n=64,128",)."""
+    choices: dict[str, Sequence[int]] = dict(CHOICES)
+    for limit in limits:
+        name, _, values = limit.partition("=")
+        if name not in choices:
+            raise UnknownName.among("parameter", name, CHOICES)
+        try:
+            choices[name] = sorted({int(value) for value in values.split(",")})
+        except ValueError:
+            choices[name] = []
+        if not choices[name] or any(value < 1 or (value & (value - 1) and name != "num_stages") for value in choices[name]):
+            raise InvalidInput(f"--only {limit!r} must read NAME=VALUE,VALUE with powers of two, e.g. block_n=64,128")
+        least, most = LIMITS[name]
+        if choices[name][0] < least or choices[name][-1] > most:
+            raise InvalidInput(f"--only {limit!r}: Triton takes {name} from {least} to {most}")
+    return choices

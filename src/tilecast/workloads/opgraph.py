@@ -58,6 +58,11 @@ class Node:
     is_view: bool = False  # no kernel runs, nothing is allocated
 
     @property
+    def operands(self) -> tuple[TensorShape, ...]:
+        """Its inputs; a tensor that it takes twice, as a matrix times itself, is traced once and stands here twice."""
+        return self.inputs * 2 if len(self.inputs) == 1 else self.inputs
+
+    @property
     def allocated_bytes(self) -> int:
         return 0 if self.is_view else sum(tensor.nbytes for tensor in self.outputs)
 

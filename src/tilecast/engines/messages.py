@@ -1,0 +1,244 @@
+"""What the GPUs of a training step tell one another: every message of the step, with its size, number and time."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from tilecast.engines.layout_bytes import Sizes
+from tilecast.engines.predict import NOTHING, Interval
+from tilecast.engines.step_parts import ENGINE, Collective
+from tilecast.hardware import GpuSpec, NodeSpec
+from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv
+from tilecast.kernels.memory_pass import MemoryPass
+from tilecast.workloads.aggregate import Price
+from tilecast.workloads.divided import Divided
+from tilecast.workloads.layout import Layout, Members, members
+from tilecast.workloads.opgraph import Node, OpGraph
+from tilecast.workloads.stages import Layers
+
+COLLECTIVES: dict[str, Callable[..., Any]] = {kind.family: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll, SendRecv)}
+BUCKET_BYTES = 25 * 2**20  # PyTorch's DistributedDataParallel, bucket_cap_mb
+NVLINK_CHANNELS, OTHER_CHANNELS = 24, 4  # thread blocks, each on an SM of its own, of NCCL's rings over NVLink and over PCIe
+HIDDEN_SUM = 0.15  # of a layer's backward pass: the product for a weight's gradient, beside which Megatron adds the input's
+NAMES = {"fsdp": "sharded weights", "dp": "replicas", "tp": "tensor parallel", "pp": "stages", "ep": "experts"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """Where the GPUs stand, and what a message between them takes."""
+
+    gpu: GpuSpec
+    node: NodeSpec
+    price: Price
+    network_bytes_per_s: float | None = None
+    _known: dict[object, Interval] = field(default_factory=dict, repr=False, compare=False)
+
+    def message(self, family: str, size: float, group: Members) -> Interval:
+        key = family, round(size), group
+        if group.ranks == 1 or size < 1:
+            return NOTHING
+        if key not in self._known:
+            who = Members(2, min(2, group.per_node)) if family == "send_recv" else group
+            kernel = COLLECTIVES[family](
+                bytes=round(size), num_gpus=who.ranks, gpus_per_node=who.per_node, node=self.node,
+                network_bytes_per_s=self.network_bytes_per_s,
+            )  # fmt: skip
+            self._known[key] = self._interval(kernel)
+        return self._known[key]
+
+    def passed(self, read_bytes: float, written_bytes: float) -> Interval:
+        """A pass over memory."""
+        key = "pass", round(read_bytes), round(written_bytes)
+        if key not in self._known:
+            self._known[key] = self._interval(MemoryPass(read_bytes=round(read_bytes), written_bytes=max(1, round(written_bytes))))
+        return self._known[key]
+
+    def _interval(self, kernel: Any) -> Interval:
+        found = self.price(kernel, self.gpu, cache="cold", engine=ENGINE)
+        return Interval(float(found.median_s[0]), float(found.low_s[0]), float(found.high_s[0]))
+
+    @property
+    def taken_fraction(self) -> float:
+        """SMs that a collective takes from the kernels it runs beside."""
+        channels = NVLINK_CHANNELS if "nvlink" in self.node.link_kind else OTHER_CHANNELS
+        return min(0.5, channels / self.gpu.num_sms)
+
+
+class Pass(NamedTuple):
+    """Seconds of a block, forward and backward."""
+
+    forward_s: float
+    backward_s: float
+
+
+NO_TIME = Pass(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """How long they take. Those of sharded weights and of gradients hide behind kernels where they can; the rest makes them wait."""
+
+    gather_s: float = 0.0  # a layer's weights
+    gather_rest_s: float = 0.0  # those before and after the layers
+    scatter_s: float = 0.0  # a layer's gradients
+    scatter_rest_s: float = 0.0
+    copy: Pass = NO_TIME  # a layer's weights out of, and its gradients into, the buffers of collectives
+    reduce_s: float = 0.0  # a layer's gradients over replicas
+    reduce_rest_s: float = 0.0
+    wait: Pass = NO_TIME  # tensor-parallel sums and exchanges between experts of a layer
+    wait_front_s: float = 0.0
+    wait_back_s: float = 0.0
+    send_s: float = 0.0
+    taken_fraction: float = 0.0
+    after_s: float = 0.0  # weights gathered behind a sharded optimizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """What decides the messages of one GPU: its layers, of which the backward pass reaches some, and how often it runs them."""
+
+    num_layers: int
+    num_reached: int  # none where nothing is trained
+    micro_batches: int
+    ends: float  # whether embeddings and head are its own; on average over stages
+    trains: bool
+    layer_backward_s: float
+
+
+@dataclass(slots=True)
+class Listed:
+    """The messages of the whole step, as they are found."""
+
+    layout: Layout
+    box: Box
+    collectives: list[Collective] = field(default_factory=list)
+    total_s: Interval = NOTHING
+
+    def each_s(self, group: str, family: str, size_bytes: float, number: float, label: str = "", in_buckets: bool = False) -> float:
+        """Seconds of one message; `number` of them join the list. Parts of buckets are listed as whole ones, smaller by as much."""
+        who = members(self.layout, group, self.box.node.num_gpus)
+        each = self.box.message(family, size_bytes, who)
+        if each.median and number:
+            self.collectives.append(
+                Collective(
+                    name=f"{family} ({label or NAMES[group]})", family=family, ranks=who.ranks, per_node=who.per_node,
+                    bytes=round(size_bytes * number / math.ceil(number) if in_buckets else size_bytes),
+                    number=math.ceil(number) if in_buckets else round(number), total_s=each.median * number,
+                )
+            )  # fmt: skip
+            self.total_s = self.total_s + each.per(1.0 / number)
+        return each.median
+
+
+def messages_of(
+    divided: Divided, parts: Layers, size: Sizes, layout: Layout, box: Box, *, trains: bool, layer_backward_s: float
+) -> tuple[Messages, Listed]:
+    """What is said in one micro-batch and at the end, and the list of messages of the whole step."""
+    listed = Listed(layout, box)
+    num_layers = math.ceil(parts.number / layout.pp)
+    stage = Stage(
+        num_layers=num_layers, num_reached=min(num_layers, parts.reached) if trains else 0, micro_batches=layout.micro_batches,
+        ends=1 if layout.pp == 1 else 0.5, trains=trains, layer_backward_s=layer_backward_s,
+    )  # fmt: skip
+    found = Messages(taken_fraction=box.taken_fraction)
+    if layout.fsdp > 1:
+        found = _of_sharded_weights(found, listed, size, stage)
+    elif layout.dp > 1 and trains and size.trained(stage.num_reached, True) > 0:
+        found = _of_replicas(found, listed, divided, size, stage)
+    if layout.tp > 1:
+        found = _of_tensor_sums(found, listed, divided, stage)
+    if divided.exchanges:
+        found = _of_experts(found, listed, divided, parts, stage)
+    if layout.pp > 1:
+        found = _of_stages(found, listed, divided, parts, stage)
+    return found, listed
+
+
+def _of_sharded_weights(found: Messages, listed: Listed, size: Sizes, stage: Stage) -> Messages:
+    """Weights are gathered for each pass, and gradients scattered, then added over replicas of the shards."""
+    dp, fsdp, micro = listed.layout.dp, listed.layout.fsdp, stage.micro_batches
+    gather_s = listed.each_s("fsdp", "all_gather", size.layer_bytes, (stage.num_layers + stage.num_reached) * micro)
+    gather_rest_s = listed.each_s("fsdp", "all_gather", size.rest_bytes, stage.ends * micro)  # the root keeps its weights for backward
+
+    def scattered_s(elements: float, number: float) -> float:
+        if not stage.trains:
+            return 0.0
+        each_s = listed.each_s("fsdp", "reduce_scatter", elements * size.reduced, number * micro)
+        return each_s + (listed.each_s("dp", "all_reduce", elements * size.reduced / fsdp, number * micro) if dp > 1 else 0.0)
+
+    out_s = listed.box.passed(size.layer_bytes, size.layer_bytes).median
+    trained = size.trained_layer
+    into_s = listed.box.passed(trained * size.item, trained * size.reduced).median if trained else 0.0
+    return replace(
+        found, gather_s=gather_s, gather_rest_s=gather_rest_s, scatter_s=scattered_s(size.trained_layer, stage.num_reached),
+        scatter_rest_s=scattered_s(size.trained_rest, stage.ends), copy=Pass(out_s, out_s + into_s),
+    )  # fmt: skip
+
+
+def _of_replicas(found: Messages, listed: Listed, divided: Divided, size: Sizes, stage: Stage) -> Messages:
+    """Gradients are added in buckets; with a sharded optimizer each GPU keeps its part of the sum, and hands its new weights on."""
+    layout = listed.layout
+    family = "reduce_scatter" if layout.zero else "all_reduce"
+    every_bytes = size.trained(stage.num_reached, True) * size.reduced
+    bucket_bytes = min(BUCKET_BYTES, every_bytes)
+
+    def reduced_s(elements: float, number: float) -> float:
+        if not elements:
+            return 0.0
+        buckets = elements * size.reduced / bucket_bytes
+        copies_s = 2.0 * listed.box.passed(elements * size.reduced, elements * size.reduced).median  # into the bucket, and back
+        return buckets * listed.each_s("dp", family, bucket_bytes, buckets * number, in_buckets=True) + copies_s
+
+    # Experts that no other GPU holds have all their tokens' gradients already.
+    unique = divided.expert_numel / size.number if layout.ep == layout.replicas else 0.0
+    reduce_s = reduced_s(max(0.0, size.trained_layer - unique), stage.num_reached)
+    reduce_rest_s = reduced_s(size.trained_rest, stage.ends)
+    weights_bytes = every_bytes / size.reduced * size.item
+    after_s = listed.each_s("dp", "all_gather", weights_bytes, 1, "weights of sharded optimizer") if layout.zero else 0.0
+    return replace(found, reduce_s=reduce_s, reduce_rest_s=reduce_rest_s, after_s=after_s)
+
+
+def _of_tensor_sums(found: Messages, listed: Listed, divided: Divided, stage: Stage) -> Messages:
+    """Partial sums are added where a pair of linear layers ends, forward and backward and when a layer runs again."""
+    forward, again = divided.sums
+    backward = forward + again
+    number = (forward * stage.num_layers + backward * stage.num_reached) * stage.micro_batches
+    kinds = ("reduce_scatter", "all_gather") if listed.layout.sequence_parallel else ("all_reduce",)
+    one_s = sum(listed.each_s("tp", kind, divided.reduced_bytes, number) for kind in kinds)
+    hidden_s = min(one_s, HIDDEN_SUM * stage.layer_backward_s)
+    wait = Pass(forward * one_s, forward * (one_s - hidden_s) + (backward - forward) * one_s)
+    return replace(found, wait=wait, wait_front_s=one_s, wait_back_s=one_s)
+
+
+def _of_experts(found: Messages, listed: Listed, divided: Divided, parts: Layers, stage: Stage) -> Messages:
+    """Tokens go to their experts and back, in each pass."""
+    passes = 1.0 + parts.reached / parts.number * stage.trains
+    number = 2.0 * passes * divided.exchanges / listed.layout.pp * stage.micro_batches
+    each_s = listed.each_s("ep", "all_to_all", divided.exchanged_bytes, number)
+    per_layer_s = 2.0 * each_s * divided.exchanges / parts.number
+    return replace(found, wait=Pass(found.wait.forward_s + per_layer_s, found.wait.backward_s + per_layer_s))
+
+
+def _of_stages(found: Messages, listed: Listed, divided: Divided, parts: Layers, stage: Stage) -> Messages:
+    """What a layer hands on goes to the next stage. Interleaved, the last GPU hands a group's result to the first one's next group."""
+    layout = listed.layout
+    boundaries = (layout.virtual_stages * layout.pp - 1) / layout.pp
+    number = crossings(parts, layout.pp, stage.trains) * boundaries * stage.micro_batches
+    return replace(found, send_s=listed.each_s("pp", "send_recv", _sent_bytes(divided.graph, parts), number))
+
+
+def crossings(parts: Layers, stages: int, trains: bool) -> float:
+    """Messages over each boundary between stages for a micro-batch: forward, and back where the backward pass reaches the stage before."""
+    if stages == 1 or not trains:
+        return 1.0
+    return 1.0 + sum(reached > 0 for reached in parts.reached_per_stage(stages)[:-1]) / (stages - 1)
+
+
+def _sent_bytes(graph: OpGraph, parts: Layers) -> int:
+    """What a layer hands on."""
+    places = parts.forward or {place for place, segment in enumerate(graph.segments) if segment.nodes[0].phase == "forward"}
+    last: Node | None = None
+    for place in places:
+        last = next((node for node in reversed(graph.segments[place].nodes) if not node.is_view and node.phase == "forward"), last)
+    return last.outputs[0].nbytes if last is not None and last.outputs else 0

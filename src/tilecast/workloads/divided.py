@@ -1,0 +1,41 @@
+"""What one GPU does of a graph that several share, and what it exchanges with the others meanwhile."""
+
+import math
+from dataclasses import dataclass
+
+from tilecast.workloads.opgraph import OpGraph
+
+PRODUCTS = ("aten.mm", "aten.addmm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """One GPU's graph, and what it exchanges with its neighbours for every segment of it."""
+
+    graph: OpGraph
+    whole: OpGraph  # what all of them run together
+    sums: tuple[float, float] = (0.0, 0.0)  # of `reduced_bytes` over tensor-parallel ranks in a layer: forward, and when it runs again
+    reduced_bytes: int = 0
+    exchanges: int = 0  # layers of experts
+    exchanged_bytes: int = 0  # that one GPU sends to or takes back from the experts of such a layer
+    expert_numel: int = 0  # trained weights of the experts that one GPU holds
+
+
+def undivided(graph: OpGraph) -> Divided:
+    return Divided(graph=graph, whole=graph)
+
+
+def texts(graph: OpGraph) -> tuple[int, int]:
+    """Texts of a graph and tokens of each; where it was traced from a module, those of the largest lookup of words."""
+    looked_up = (
+        node.inputs[1].shape for segment in graph.segments for node in segment.nodes
+        if node.op == "aten.embedding" and node.phase == "forward" and len(node.inputs) > 1 and len(node.inputs[1].shape) == 2
+    )  # fmt: skip
+    batch, tokens = max(looked_up, key=math.prod, default=(1, 1))
+    return graph.batch or batch, graph.seq or tokens
+
+
+def stream_bytes(graph: OpGraph, numel: int) -> int:
+    """Of so many numbers of the residual stream, in the format that embeddings come in."""
+    item = next(tensor for node in graph.segments[0].nodes if node.op == "aten.embedding" for tensor in node.outputs)
+    return numel * item.nbytes // max(1, item.numel)

@@ -1,0 +1,192 @@
+"""Tensor parallelism: a graph of the same operators with smaller tensors.
+
+Heads and the widths between the two linear layers of a pair are divided, the rest is whole, or with sequence parallelism divided by tokens.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from tilecast.errors import InvalidInput
+from tilecast.workloads.divided import PRODUCTS, Divided, stream_bytes, texts
+from tilecast.workloads.expert_parallel import Grouped, grouped
+from tilecast.workloads.opgraph import Node, OpGraph, Segment, TensorShape, renamed
+from tilecast.workloads.recompute import runs_again
+from tilecast.workloads.stages import layers, repeats
+
+SMALLEST_WIDTH = 16  # a linear layer narrower than hidden / this, such as a router, is not divided
+
+
+def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = False) -> Divided:
+    """The graph that one of `ways` GPUs runs, and where their partial sums are added."""
+    graph = divided.graph
+    if ways == 1:
+        return divided
+    body = anatomy(graph)
+    for number in sorted(body.heads):
+        if number % ways:
+            raise InvalidInput(f"tp = {ways} must divide the {number} attention heads of {graph.name}")
+    maps = _Maps(body, ways, sequence_parallel)
+    segments, sums_of = [], []
+    for segment in graph.segments:
+        attended, sums, nodes = False, 0.0, []
+        for node in segment.nodes:
+            attended = attended or bool(_headed(node)) or "scaled_dot_product" in node.op or "softmax_backward" in node.op
+            if node.op in PRODUCTS:
+                along = _divided_dimension(node, body, attended)
+                wide = node.outputs[0].shape[-1] * SMALLEST_WIDTH >= body.hidden  # a narrow part is added up with what it becomes
+                sums += along == "k" and wide and (node.phase == "forward" or runs_again(node))
+                nodes.append(maps.product(node, along))
+            else:
+                if node.phase == "forward" or runs_again(node):
+                    sums += body.experts.share_out(node)
+                nodes.append(maps.other(node))
+        segments.append(Segment(segment.repeat, tuple(nodes)))
+        sums_of.append(sums)
+    parameters, frozen = (tuple((maps.tensor(tensor), times) for tensor, times in held) for held in (graph.parameters, graph.frozen))
+    made = renamed(graph, segments=tuple(segments), parameters=parameters, frozen=frozen)
+    parts = layers(graph)
+    told = [
+        sum(sums_of[place] * graph.segments[place].repeat for place in places) / max(1, repeats(graph, places))
+        for places in (parts.forward, parts.backward)
+    ]
+    return replace(
+        divided, graph=made, sums=(told[0], told[1]), reduced_bytes=stream_bytes(graph, body.batch * body.tokens * body.hidden),
+        exchanged_bytes=divided.exchanged_bytes // ways,  # each GPU of the group passes its part on
+        expert_numel=divided.expert_numel // ways,
+    )  # fmt: skip
+
+
+# ---- what a model is made of --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anatomy:
+    """Sizes that a graph shows: the width of the residual stream, heads, and the widths of what lies between two linear layers."""
+
+    hidden: int
+    heads: frozenset[int]
+    widths: frozenset[int]
+    weights: frozenset[tuple[int, ...]]
+    batch: int
+    tokens: int  # of one text
+    experts: Grouped
+
+
+def anatomy(graph: OpGraph) -> Anatomy:
+    """Raises InvalidInput where a graph has no attention heads or no embedding: such a model has no known tensor-parallel form."""
+    forward = [node for segment in graph.segments for node in segment.nodes if node.phase == "forward"]
+    tables = [node.inputs[0].shape for node in forward if node.op == "aten.embedding"]
+    batch, tokens = texts(graph)
+    heads = {_heads(tensor, batch) for node in forward for tensor in _headed(node)}
+    if not tables or not heads:
+        raise InvalidInput(f"tp needs a model with an embedding and attention heads, and {graph.name} shows none")
+    hidden = max(tables)[-1]
+    matrices = {tensor.shape for tensor, _ in graph.weights if len(tensor.shape) == 2}
+    multiplied = {node.operands[-1].shape for node in forward if node.op in PRODUCTS}  # a table of positions is none
+    weights = frozenset(shape for shape in matrices if shape in multiplied or shape[::-1] in multiplied)
+    widths = {other for shape in weights for one, other in (shape, shape[::-1]) if one == hidden and other != hidden}
+    wide = frozenset(width for width in widths if width * SMALLEST_WIDTH >= hidden)
+    inner = next((shape for shape in sorted(weights) if hidden not in shape and SMALLEST_WIDTH * min(shape) >= hidden), None)
+    if inner is not None:
+        size = f"{inner[0]} x {inner[1]}"
+        raise InvalidInput(
+            f"tp is not known for {graph.name}: a layer of {size} neither reads nor writes the {hidden} of its residual stream"
+        )
+    experts = grouped(graph)
+    if hidden in experts.widths:
+        raise InvalidInput(f"tp cannot tell the experts of {graph.name} from its residual stream: both are {hidden} wide")
+    return Anatomy(
+        hidden=hidden, heads=frozenset(heads), widths=wide, weights=weights, batch=batch, tokens=tokens, experts=experts,
+    )  # fmt: skip
+
+
+def _headed(node: Node) -> tuple[TensorShape, ...]:
+    """Tensors of an operator inside attention whose leading sizes are texts and heads."""
+    if "scaled_dot_product" in node.op:
+        return tuple(tensor for tensor in node.operands[:2] if len(tensor.shape) == 4)
+    if node.op in ("aten._softmax", "aten._safe_softmax"):
+        return tuple(tensor for tensor in node.outputs if len(tensor.shape) == 4 or (len(tensor.shape) == 3 and _is_square(tensor)))
+    return ()
+
+
+def _is_square(tensor: TensorShape) -> bool:
+    return tensor.shape[-1] == tensor.shape[-2]
+
+
+def _heads(tensor: TensorShape, batch: int) -> int:
+    return tensor.shape[1] if len(tensor.shape) == 4 else max(1, tensor.shape[0] // batch)
+
+
+# ---- one GPU's share ----------------------------------------------------------------------------------------------
+
+
+def _divided_dimension(node: Node, body: Anatomy, attended: bool) -> str | None:
+    """Which size of the product [m, k] x [k, n] is divided: the one that is a width, and of square layers the output's before attention."""
+    (m, k), (_, n) = (tensor.shape for tensor in node.operands[-2:])
+    known = {(k, n), (n, k)} & body.weights
+    if not known and ((m, n) in body.weights or (n, m) in body.weights):  # gradient of a weight: tokens are summed
+        if m in body.widths or n in body.widths:
+            return "m" if m in body.widths else "n"
+        return "m" if m == n == body.hidden else None
+    if not known:
+        return None
+    if n in body.widths or k in body.widths:
+        return "n" if n in body.widths and k not in body.widths else "k"
+    if k == n == body.hidden:
+        return "k" if attended else "n"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Maps:
+    body: Anatomy
+    ways: int
+    sequence_parallel: bool
+
+    def product(self, node: Node, along: str | None) -> Node:
+        left, right = node.operands[-2:]
+        (m, k), (_, n) = left.shape, right.shape
+        size = {"m": m, "k": k, "n": n}
+        if along is not None:
+            size[along] = math.ceil(size[along] / self.ways)
+        bias = tuple(self.tensor(tensor) for tensor in node.inputs[:-2])
+        inputs = (*bias, TensorShape(left.dtype, (size["m"], size["k"])), TensorShape(right.dtype, (size["k"], size["n"])))
+        return replace(node, inputs=inputs, outputs=self._tensors(node.outputs), frees=self._tensors(node.frees))
+
+    def other(self, node: Node) -> Node:
+        return replace(
+            node, inputs=self._tensors(node.inputs), outputs=self._tensors(node.outputs), frees=self._tensors(node.frees)
+        )  # fmt: skip
+
+    def _tensors(self, tensors: tuple[TensorShape, ...]) -> tuple[TensorShape, ...]:
+        return tuple(self.tensor(tensor) for tensor in tensors)
+
+    def tensor(self, tensor: TensorShape) -> TensorShape:
+        axis = self._axis(tensor.shape)
+        if axis is None:
+            return tensor
+        return TensorShape(tensor.dtype, self._smaller(tensor.shape, axis), tensor.distinct and self._smaller(tensor.distinct, axis))
+
+    def _smaller(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        return tuple(math.ceil(size / self.ways) if place == axis and size > 1 else size for place, size in enumerate(shape))
+
+    def _axis(self, shape: tuple[int, ...]) -> int | None:
+        body, rank = self.body, len(shape)
+        if body.experts.holds(shape):
+            return next((axis for axis in (2, 1) if shape[axis] in body.experts.widths), None)
+        if rank >= 4:
+            return next((axis for axis in (1, 2) if shape[axis] in body.heads), None)
+        if rank == 3 and any(shape[0] == body.batch * heads for heads in body.heads if heads > 1):
+            return 0
+        if rank == 2 and (shape in body.weights or shape[::-1] in body.weights):
+            wide = [axis for axis in (0, 1) if shape[axis] in body.widths]
+            if wide:
+                return wide[0]
+            return 0 if shape == (body.hidden, body.hidden) else None
+        if shape and shape[-1] in body.widths:
+            return rank - 1
+        if self.sequence_parallel and rank == 3 and shape[:2] == (body.batch, body.tokens) and shape[2] in (body.hidden, 1):
+            return 1
+        if self.sequence_parallel and shape == (body.batch * body.tokens, body.hidden):
+            return 0
+        return None
