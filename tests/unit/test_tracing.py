@@ -648,7 +648,7 @@ def test_fused_attention_becomes_one_kernel_each_way():
     asked = {"mode": "training", "batch": 2, "seq": 16, "dtype": "bf16", "attention": "sdpa"}
     graph = traced_model("small", {"architectures": ["LlamaForCausalLM"], **SMALL["LlamaForCausalLM"]}, **asked)
     families = Counter(part.family for part in tilecast.step(graph, "h100-sxm", dtype="bf16").breakdown)
-    assert families["attention_prefill"] == families["attention_backward"] == 1
+    assert families["attention_forward"] == families["attention_backward"] == 1
 
 
 def test_an_unknown_architecture_points_to_trace():
