@@ -339,9 +339,8 @@ def test_fused_attention_in_fp32_makes_a_product_of_three_in_tf32_where_tensor_c
 
 def flop_per_s(kernel, gpu, products=1.0):
     """As papers count causal attention: half of all pairs."""
-    return (
-        products * 4 * kernel.batch * kernel.num_heads * kernel.q_len**2 * kernel.head_dim / 2 / predict_kernel(kernel, gpu.id).median_s[0]
-    )
+    flop = products * 4 * kernel.batch * kernel.num_heads * kernel.q_len**2 * kernel.head_dim / 2
+    return flop / predict_kernel(kernel, gpu.id).median_s[0]
 
 
 def model_attention(family=AttentionForward, **changes):
@@ -352,13 +351,7 @@ def model_attention(family=AttentionForward, **changes):
     "gpu, low, high, backward_low, backward_high",
     [
         (A100, 185e12, 210e12, 165e12, 200e12),  # FlashAttention-2's authors: 190 to 200; at best 63 % of the peak backwards
-        (
-            H100,
-            540e12,
-            640e12,
-            440e12,
-            560e12,
-        ),  # cuDNN 9 beside FlashAttention-3, recalled; 631 without a mask (pytorch/pytorch issue 142132)
+        (H100, 540e12, 640e12, 440e12, 560e12),  # cuDNN 9, recalled; 631 without a mask (pytorch issue 142132)
         (B200, 900e12, 1500e12, 700e12, 1200e12),  # cuDNN 9, recalled
     ],
 )
