@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tilecast.workloads.aten import POINTWISE, REDUCTIONS
+from tilecast.workloads.kept import lean
 from tilecast.workloads.opgraph import Node, OpGraph, TensorShape, folded, renamed
 
 NORMS = {  # over rows: FLOP and special-function operations on an element
@@ -176,6 +177,8 @@ def compiled(graph: OpGraph, finds_attention: bool = True) -> OpGraph:
     nodes = list(graph.nodes())
     if graph.mode == "inference" and finds_attention:
         nodes = _with_attention(nodes)
+    if graph.mode == "training":
+        nodes = lean(nodes)
     made: list[Node | Group] = []
     group = Group()
     for node in nodes:
