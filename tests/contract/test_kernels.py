@@ -19,7 +19,9 @@ CONTRACT = (
     "gemm attention_prefill attention_decode mla_prefill mla_decode moe rms_norm layer_norm softmax silu_mul elementwise conv2d "
     "all_reduce all_gather reduce_scatter all_to_all broadcast send_recv"
 ).split()
-UNMEASURED = ("optimizer_update", "memory_pass", "attention_backward", "flash_attention_1", "layer_norm_backward", "softmax_backward")
+UNMEASURED = (
+    "optimizer_update memory_pass attention_forward attention_backward flash_attention_1 layer_norm_backward softmax_backward"
+).split()
 # One ordinary launch of each family, in the contract's own parameter names.
 EXAMPLES = {
     "gemm": {"m": 512, "n": 4096, "k": 4096},
@@ -36,6 +38,7 @@ EXAMPLES = {
     "optimizer_update": {"numel": 1 << 20},
     "memory_pass": {"written_bytes": 1 << 22, "read_bytes": 1 << 23},
     "flash_attention_1": {"batch": 2, "q_len": 1024, "kv_len": 1024, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
+    "attention_forward": {"batch": 2, "q_len": 1024, "kv_len": 1024, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
     "attention_backward": {"batch": 2, "q_len": 1024, "kv_len": 1024, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128},
     "quantize": {"rows": 512, "cols": 4096},
     **{

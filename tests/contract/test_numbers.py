@@ -38,6 +38,8 @@ SOURCES = {
         "clock.PROCESS_NM",  # foundries
     },
     "library": {  # tiles, threads, launches and limits that its code holds
+        "attention_forward.CUDNN",
+        "attention_forward.HEAD_STEP",
         "attention_loops.WIDEST_XQA_GROUP",
         "attention_loops.FEWEST_TENSOR_HEADS",
         "attention_loops.FLASHINFER_THREADS",

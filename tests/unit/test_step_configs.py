@@ -12,7 +12,7 @@ from tilecast.errors import TilecastError
 
 torch = pytest.importorskip("torch", reason="modules need the extra 'torch'")
 
-from tilecast.workloads.tracing.bundled import built  # noqa: E402
+from tilecast.workloads.tracing.bundled import built, traced_model  # noqa: E402
 from tilecast.workloads.tracing.modules.base import Asked  # noqa: E402
 
 NONSENSE = (None, "abc", "", [], [5], ["x"], {}, {"a": 1}, -1, 0, 3, 1.5, True, 2**40, 10**30, float("nan"), float("inf"))
@@ -78,6 +78,10 @@ def test_no_field_can_do_worse_than_be_refused_by_predict(family):
         ("llama", {"head_dim": 3}, "head_dim = 3 must be even"),
         ("llama", {"max_position_embeddings": -5}, "max_position_embeddings = -5 must be a whole number of at least 1"),
         ("bert", {"hidden_size": 2**40}, "hidden_size = 1,099,511,627,776 makes weights of more elements than a tensor can hold"),
+        ("gpt2", {"activation_function": "geglu"}, "activation_function = 'geglu' must be one of gelu, gelu_new, "),
+        ("bert", {"hidden_act": 3}, "hidden_act = 3 must be one of gelu, "),
+        ("gpt2", {"resid_pdrop": 1.5}, "resid_pdrop = 1.5 must be a share below 1"),
+        ("opt", {"dropout": "abc"}, "dropout = 'abc' must be a number of at least 0"),
         ("gpt2", {"n_positions": "abc"}, "n_positions = 'abc' must be a whole number of at least 1"),
         ("gpt2", {"n_head": 5}, "n_embd = 64 must be a multiple of n_head = 5"),
         ("opt", {"num_attention_heads": 5}, "hidden_size = 64 must be a multiple of num_attention_heads = 5"),
@@ -98,3 +102,33 @@ def test_a_field_that_is_null_is_one_that_was_left_out(tilecast: Tilecast, tmp_p
         (tmp_path / "config.json").write_text(json.dumps({**LLAMA, **changed}))
         times.append(tilecast("step", str(tmp_path), *asked).json["step_s"])
     assert times[0] == times[1]
+
+
+def operators(config: dict[str, Any]) -> set[str]:
+    graph = traced_model("it", config, mode="training", batch=2, seq=16, dtype="fp32", attention="eager")
+    return {node.op for node in graph.nodes() if node.phase == "forward"}
+
+
+@pytest.mark.parametrize(
+    ("family", "field", "value", "run", "gone"),
+    [
+        ("gpt2", "activation_function", "relu", "aten.relu", "aten.tanh"), ("bert", "hidden_act", "silu", "aten.silu", "aten.gelu"),
+        ("opt", "activation_function", "gelu", "aten.gelu", "aten.relu"),
+    ],
+)  # fmt: skip
+def test_the_activation_is_the_configs(family, field, value, run, gone):
+    assert run not in operators(CONFIGS[family]) and gone in operators(CONFIGS[family])
+    changed = operators({**CONFIGS[family], field: value})
+    assert run in changed and (gone not in changed or gone == "aten.tanh")
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("gpt2", ("attn_pdrop", "resid_pdrop", "embd_pdrop")), ("bert", ("attention_probs_dropout_prob", "hidden_dropout_prob")),
+        ("opt", ("dropout", "attention_dropout")),
+    ],
+)  # fmt: skip
+def test_dropping_nothing_launches_nothing(family, fields):
+    assert "aten.native_dropout" in operators(CONFIGS[family])
+    assert "aten.native_dropout" not in operators(CONFIGS[family] | dict.fromkeys(fields, 0.0))

@@ -648,9 +648,51 @@ def test_fused_attention_becomes_one_kernel_each_way():
     asked = {"mode": "training", "batch": 2, "seq": 16, "dtype": "bf16", "attention": "sdpa"}
     graph = traced_model("small", {"architectures": ["LlamaForCausalLM"], **SMALL["LlamaForCausalLM"]}, **asked)
     families = Counter(part.family for part in tilecast.step(graph, "h100-sxm", dtype="bf16").breakdown)
-    assert families["attention_prefill"] == families["attention_backward"] == 1
+    assert families["attention_forward"] == families["attention_backward"] == 1
 
 
 def test_an_unknown_architecture_points_to_trace():
     with pytest.raises(InvalidInput, match=r"tilecast\.trace"):
         traced_model("odd", {"architectures": ["OddModel"]}, mode="inference", batch=1, seq=8, dtype="fp32", attention="eager")
+
+
+@pytest.mark.parametrize("layer", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers_are_cells_and_say_so(layer):
+    graph = tilecast.trace(layer(16, 16, batch_first=True), (torch.zeros(2, 5, 16),))
+    assert sum(node.op in ("aten.mm", "aten.addmm") for node in graph.nodes()) >= 5  # at least one product a token
+    assert any("cuDNN's fused kernels would be faster" in note for note in tilecast.step(graph, "l4").notes)
+
+
+@pytest.mark.parametrize(
+    "architecture, mode", [("LlamaForCausalLM", "training"), ("GPT2LMHeadModel", "inference"), ("OPTForCausalLM", "training")]
+)
+def test_a_third_batch_is_told_by_two_and_equals_its_trace(architecture, mode, monkeypatch):
+    from tilecast.workloads.tracing import bundled
+
+    config = {"architectures": [architecture], **SMALL[architecture]}
+    asked = {"mode": mode, "seq": 64, "dtype": "bf16", "attention": "sdpa"}
+    traced = []
+
+    def counted(id, config, **asked):
+        traced.append(asked["batch"])
+        return traced_model(id, config, **asked)
+
+    monkeypatch.setattr(bundled, "traced_model", counted)
+    for batch in (1, 4, 2, 3, 8, 4):
+        told = step_models.model_graph({**config, "_name_or_path": "small"}, batch=batch, **asked)
+        real = traced_model("small", {**config, "_name_or_path": "small"}, batch=batch, **asked)
+        assert told == real and list(told.nodes()) == list(real.nodes())
+    assert traced == [1, 4, 2]
+
+
+def test_batches_whose_sizes_follow_no_rule_are_traced(monkeypatch):
+    def unruly(*_):
+        raise InvalidInput("a dimension is no product of the batch")
+
+    monkeypatch.setattr(step_models, "symbolic", unruly)
+    config = {"architectures": ["LlamaForCausalLM"], **SMALL["LlamaForCausalLM"], "_name_or_path": "unruly"}
+    graphs = [
+        step_models.model_graph(config, mode="inference", batch=batch, seq=32, dtype="fp32", attention="eager") for batch in (2, 4, 6)
+    ]
+    assert [graph.batch for graph in graphs] == [2, 4, 6]
+    assert len({graph.segments for graph in graphs}) == 3

@@ -330,7 +330,14 @@ def unfused_tasks(shape: Shape, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
 
 
 def attention_loop(
-    identity: str, shape: Shape, gpu: GpuSpec, using: AttentionConstants, *, decode: bool, engine: str | None = None
+    identity: str,
+    shape: Shape,
+    gpu: GpuSpec,
+    using: AttentionConstants,
+    *,
+    decode: bool,
+    engine: str | None = None,
+    has_cache: bool = True,
 ) -> Loop:
     """Tiles and schedule of one library on one GPU.
 
@@ -353,7 +360,7 @@ def attention_loop(
         mean_packed=np.floor(requests.total(requests.q * group) / num_requests),
         one_query=decode | (np.max(requests.q, axis=-1, keepdims=True) == 1),
         longest_kv=np.max(np.where(requests.count > 0, requests.kv, 0.0), axis=-1, keepdims=True),
-        has_cache=np.where(shape.causal > 0, 1.0, 0.0),
+        has_cache=np.where((shape.causal > 0) & has_cache, 1.0, 0.0),
         is_narrow=is_narrow,
         is_quantised=is_narrow & (shape.q_bytes >= 2.0),
         has_window=np.isfinite(shape.window),
@@ -436,7 +443,7 @@ class AttentionPrefill(_Attention):
     family: ClassVar[str] = "attention_prefill"
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        return _tasks(self, gpu, protocol, decode=False)
+        return attention_tasks(self, gpu, protocol, decode=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -446,10 +453,11 @@ class AttentionDecode(_Attention):
     family: ClassVar[str] = "attention_decode"
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        return _tasks(self, gpu, protocol, decode=True)
+        return attention_tasks(self, gpu, protocol, decode=True)
 
 
-def _tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool) -> TaskSet:
+def attention_tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool, has_cache: bool = True) -> TaskSet:
+    """Causal attention is a decoder's, which has a cache, unless it is said to have none: a PyTorch model's."""
     identity = resolved(kernel.identity, gpu)
     shape = _shape(kernel, gpu, identity, decode=decode)
     if identity == "unfused":
@@ -457,7 +465,7 @@ def _tasks(kernel: _Attention, gpu: GpuSpec, protocol: Protocol, *, decode: bool
     using = attention_constants()
     return fused_tasks(
         shape,
-        attention_loop(identity, shape, gpu, using, decode=decode, engine=kernel.engine),
+        attention_loop(identity, shape, gpu, using, decode=decode, engine=kernel.engine, has_cache=has_cache),
         gpu,
         protocol,
         using,

@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 
 from tilecast.errors import InvalidInput
-from tilecast.kernels.attention import AttentionPrefill
 from tilecast.kernels.attention_backward import AttentionBackward
+from tilecast.kernels.attention_forward import AttentionForward
 from tilecast.kernels.conv2d import Conv2d
 from tilecast.kernels.embedding import Embedding
 from tilecast.kernels.flash_attention_1 import FlashAttention1
@@ -124,7 +124,7 @@ def matrix_flop(node: Node) -> float:
             total += 2.0 * kernel.batch * kernel.m * kernel.n * kernel.k
         elif isinstance(kernel, Conv2d) or node.op == "aten.convolution":  # every channel by itself is no product, and counts
             total += 2.0 * node.outputs[0].numel * math.prod(node.inputs[1].shape[1:])
-        elif isinstance(kernel, AttentionPrefill | AttentionBackward | FlashAttention1):
+        elif isinstance(kernel, AttentionForward | AttentionBackward | FlashAttention1):
             backward = isinstance(kernel, AttentionBackward) or getattr(kernel, "backward", False)
             values = (node.inputs if backward else node.outputs)[0].shape[-1]  # as wide as keys, but in latent attention
             times = 4.0 if backward else 2.0  # each of the two products has two gradients
@@ -306,12 +306,12 @@ def _attention(node: Node, _: str | None) -> tuple[Any, ...]:
     asked = _attention_sizes(query, key, node)
     if TRITON_1 in node.options:
         return (FlashAttention1(**asked),)
-    return (AttentionPrefill(**asked, identity="fa2", engine="sglang"),)
+    return (AttentionForward(**asked),)
 
 
 def _attention_backward(node: Node, _: str | None) -> tuple[Any, ...]:
     asked = _attention_sizes(node.inputs[1], node.inputs[2], node)
-    return (FlashAttention1(**asked, backward=True) if TRITON_1 in node.options else AttentionBackward(**asked, identity="fa2"),)
+    return (FlashAttention1(**asked, backward=True) if TRITON_1 in node.options else AttentionBackward(**asked),)
 
 
 def _nll_loss(node: Node, _: str | None) -> tuple[Any, ...]:

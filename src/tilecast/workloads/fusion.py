@@ -1,28 +1,35 @@
 """What a compiler makes of a graph: runs of pointwise operators, norms and reductions become one kernel each, as PyTorch's inductor does.
 
 A graph has no edges, so groups are runs in the order of the trace: operators between two library calls that work on the same elements, or
-on the rows of them, are one kernel. It reads what no operator inside made and writes what is still wanted behind it. Reductions over rows
-(softmax, norms) fuse with what is before and behind them; one over columns, such as the gradient of a bias, stands alone. Unfused attention
-of a forward pass becomes one kernel, as inductor's pattern matcher has it: since PyTorch 2.2 for BERT (its pull request 113004), later for
-GPT-2 (121866, 125562); before, its softmax fuses with what lies between the two products. Constants and views cost nothing.
+on the rows of them, are one kernel. It reads what no operator inside made and writes what is still wanted behind it. A kernel waits for the
+operator that reads it where no library call between them does (SwiGLU's SiLU, with the product of the up projection), and an operator joins
+the kernel before such calls where it reads none of their results; who reads what is told by shapes. Reductions over rows (softmax, norms)
+fuse with what is before and behind them, and so does a batch norm that has its statistics; a reduction over columns, such as the gradient
+of a bias, stands alone. Unfused attention of a forward pass becomes one kernel, as inductor's pattern matcher has it: since PyTorch 2.2 for
+BERT (its pull request 113004), later for GPT-2 (121866, 125562); before, its softmax fuses with what lies between the two products.
+Constants and views cost nothing.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tilecast.workloads.aten import POINTWISE, REDUCTIONS
+from tilecast.workloads.kept import lean
 from tilecast.workloads.opgraph import Node, OpGraph, TensorShape, folded, renamed
 
 NORMS = {  # over rows: FLOP and special-function operations on an element
     "native_layer_norm": (8.0, 0.0), "_softmax": (6.0, 1.0), "_safe_softmax": (6.0, 1.0), "_log_softmax": (6.0, 1.0),
     "_softmax_backward_data": (4.0, 0.0), "_log_softmax_backward_data": (5.0, 1.0), "embedding": (0.0, 0.0),
 }  # fmt: skip
+GIVEN_NORMS = dict.fromkeys(("_native_batch_norm_legit_no_training", "_batch_norm_no_update"), (4.0, 0.0))  # statistics given: pointwise
 SCORES = ("aten._softmax", "aten._safe_softmax")
 ATTENTION = "aten._scaled_dot_product_efficient_attention"
 CONSTANTS = "arange full full_like zeros zeros_like ones ones_like scalar_tensor empty empty_like new_zeros new_full".split()
 FUSED = "fused."
+
+Key = tuple[str, tuple[int, ...]]
 
 
 def name_of(node: Node) -> str:
@@ -44,7 +51,12 @@ def over_columns(node: Node) -> bool:
 
 def is_fusible(node: Node) -> bool:
     name = name_of(node)
-    return name in POINTWISE or name in NORMS or name in REDUCTIONS
+    return name in POINTWISE or name in NORMS or name in REDUCTIONS or name in GIVEN_NORMS
+
+
+def keys(tensors: Iterable[TensorShape]) -> set[Key]:
+    """What tells tensors apart where there are no edges."""
+    return {(tensor.dtype, tensor.shape) for tensor in tensors}
 
 
 def domain(node: Node) -> int:
@@ -53,7 +65,7 @@ def domain(node: Node) -> int:
     return max((tensor.numel for tensor in tensors), default=1)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Group:
     """A kernel in the making."""
 
@@ -61,6 +73,9 @@ class Group:
     numel: int = 0
     rows: set[int] = field(default_factory=set)  # what reductions inside have left of it
     closed: bool = False
+    known_as: set[Key] = field(default_factory=set)  # its results, and views of them
+    called: set[Key] = field(default_factory=set)  # results of library calls behind it, and views of them
+    is_called_with: bool = False  # one of those calls reads its results
 
     def takes(self, node: Node) -> bool:
         if not self.nodes:
@@ -80,6 +95,28 @@ class Group:
         self.numel = max(self.numel, domain(node))
         self.rows |= {tensor.numel for tensor in node.outputs if tensor.numel < self.numel and name_of(node) in (*NORMS, *REDUCTIONS)}
         self.closed = over_columns(node)
+        self.known_as |= keys(node.outputs)
+
+    def passed(self, node: Node) -> None:
+        """Something behind it that is no part of it: a view gives results another shape, a library call may read them."""
+        read = keys(node.inputs)
+        if node.is_view:
+            self.known_as |= keys(node.outputs) if read & self.known_as else set()
+            self.called |= keys(node.outputs) if read & self.called else set()
+            return
+        self.is_called_with = self.is_called_with or bool(read & self.known_as)
+        self.called |= keys(node.outputs)
+
+    def joins(self, node: Node) -> str:
+        """Where an operator that reads it runs with it: at its `place`, `behind` the library calls since, or nowhere."""
+        if not self.takes(node):
+            return ""
+        if not self.called:
+            return "place"
+        read = keys(node.inputs)
+        if not read & self.known_as or (self.is_called_with and read & self.called):
+            return ""
+        return "behind" if read & self.called else "place"
 
     def made(self) -> Node:
         """One node: what it reads from memory, what it writes, and its work."""
@@ -99,7 +136,7 @@ class Group:
                     reads.append(_looked_up(node, tensor))
             before = len(written)
             written += node.outputs
-            held += [(tensor.dtype, tensor.numel) for tensor in node.outputs]
+            own = [(tensor.dtype, tensor.numel) for tensor in node.outputs]
             for tensor in node.frees:
                 # Made by an operator before this one; else one of its own results that nobody wants; else it came from outside.
                 if tensor in written[:before]:
@@ -108,9 +145,10 @@ class Group:
                 elif tensor in written[before:] and all(tensor.numel != read.numel for read in node.inputs):
                     written.remove(tensor)
                 key = tensor.dtype, tensor.numel
-                if key in held:
+                if key in held:  # and not its own result, which may have the size of what it frees
                     held.remove(key)
-            each = NORMS.get(name_of(node)) or POINTWISE.get(name_of(node)) or (1.0, 0.0)
+            held += own
+            each = next((table[name_of(node)] for table in (NORMS, POINTWISE, GIVEN_NORMS) if name_of(node) in table), (1.0, 0.0))
             elements = max(tensor.numel for tensor in node.outputs) if name_of(node) in POINTWISE else domain(node)
             flop, special = flop + each[0] * elements, special + each[1] * elements
         frees = tuple(tensor for node in self.nodes for tensor in node.frees)
@@ -139,30 +177,30 @@ def compiled(graph: OpGraph, finds_attention: bool = True) -> OpGraph:
     nodes = list(graph.nodes())
     if graph.mode == "inference" and finds_attention:
         nodes = _with_attention(nodes)
-    made: list[Node] = []
+    if graph.mode == "training":
+        nodes = lean(nodes)
+    made: list[Node | Group] = []
     group = Group()
     for node in nodes:
         if node.is_view or is_constant(node) or not node.outputs:
+            group.passed(replace(node, is_view=True))
             if node.frees:  # memory is let go of all the same
-                made += _closed(group)
-                group = Group()
                 made.append(replace(node, is_view=True, outputs=()))
             continue
         if not is_fusible(node):
-            made += _closed(group)
-            group = Group()
+            group.passed(node)
             made.append(node)
             continue
-        if not group.takes(node):
-            made += _closed(group)
+        where = group.joins(node)
+        if where == "behind":
+            made.remove(group)
+            group.called.clear()
+        elif not where:
             group = Group()
+        if not group.nodes or where == "behind":
+            made.append(group)
         group.add(node)
-    made += _closed(group)
-    return renamed(graph, segments=folded(made))
-
-
-def _closed(group: Group) -> list[Node]:
-    return [group.made()] if group.nodes else []
+    return renamed(graph, segments=folded([each.made() if isinstance(each, Group) else each for each in made]))
 
 
 def _with_attention(nodes: Sequence[Node]) -> list[Node]:

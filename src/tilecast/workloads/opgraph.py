@@ -184,31 +184,53 @@ class OpGraph:
     # ---- JSON ----------------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        tensors: dict[TensorShape, int] = {}
-
-        def places(shapes: Iterable[TensorShape]) -> list[int]:
-            return [tensors.setdefault(shape, len(tensors)) for shape in shapes]
-
-        def plain(node: Node) -> dict[str, Any]:
-            entry: dict[str, Any] = {"op": node.op, "phase": node.phase, "in": places(node.inputs), "out": places(node.outputs)}
-            entry |= {"free": places(node.frees)} if node.frees else {}
-            entry |= {"options": dict(node.options)} if node.options else {}
-            return entry | ({"view": True} if node.is_view else {})
-
-        segments = [{"repeat": segment.repeat, "nodes": [plain(node) for node in segment.nodes]} for segment in self.segments]
-        parameters, frozen = ([[places([tensor])[0], times] for tensor, times in kept] for kept in (self.parameters, self.frozen))
-        return {
-            "schema": SCHEMA, "name": self.name, "mode": self.mode, "batch": self.batch, "seq": self.seq, "recompute": self.recompute,
-            "torch_version": self.torch_version, "notes": list(self.notes), "buffers_bytes": self.buffers_bytes,
-            "inputs_bytes": self.inputs_bytes, "parameters": parameters, **({"frozen": frozen} if frozen else {}), "segments": segments,
-            "tensors": [_tensor(shape) for shape in tensors],
-        }  # fmt: skip
+        table, tensors = _table((self,))
+        return {**table, "tensors": [_tensor(shape) for (shape,) in tensors]}
 
     def save(self, path: str | Path) -> None:
         try:
             Path(path).write_text(json.dumps(self.to_dict(), separators=(",", ":")), encoding="utf-8")
         except OSError as problem:
             raise InvalidInput(f"cannot write {path}: {problem.strerror}") from None
+
+
+def _table(graphs: Sequence[OpGraph]) -> tuple[dict[str, Any], list[tuple[TensorShape, ...]]]:
+    """The JSON of graphs that differ in sizes alone, tensors left out; and these, each as it is in every graph."""
+    tensors: dict[tuple[TensorShape, ...], int] = {}
+
+    def places(shapes: Iterable[tuple[TensorShape, ...]]) -> list[int]:
+        return [tensors.setdefault(each, len(tensors)) for each in shapes]
+
+    def plain(nodes: tuple[Node, ...]) -> dict[str, Any]:
+        node = nodes[0]
+        if any((each.op, each.phase, each.options, each.is_view) != (node.op, node.phase, node.options, node.is_view) for each in nodes):
+            raise ValueError(node.op)
+        entry: dict[str, Any] = {"op": node.op, "phase": node.phase}
+        entry |= {"in": places(together(each.inputs for each in nodes)), "out": places(together(each.outputs for each in nodes))}
+        entry |= {"free": frees} if (frees := places(together(each.frees for each in nodes))) else {}
+        entry |= {"options": dict(node.options)} if node.options else {}
+        return entry | ({"view": True} if node.is_view else {})
+
+    def together(columns: Iterable[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
+        return zip(*columns, strict=True)
+
+    def counted(kept: Iterable[Sequence[tuple[TensorShape, int]]]) -> list[list[int]]:
+        return [[places([tuple(tensor for tensor, _ in each)])[0], each[0][1]] for each in together(kept)]
+
+    segments = []
+    for each in together(graph.segments for graph in graphs):
+        if len({segment.repeat for segment in each}) > 1:
+            raise ValueError("repeat")
+        segments.append({"repeat": each[0].repeat, "nodes": [plain(nodes) for nodes in together(segment.nodes for segment in each)]})
+    parameters, frozen = counted(graph.parameters for graph in graphs), counted(graph.frozen for graph in graphs)
+    first = graphs[0]
+    table = {
+        "schema": SCHEMA, "name": first.name, "mode": first.mode, "batch": first.batch, "seq": first.seq, "recompute": first.recompute,
+        "torch_version": first.torch_version, "notes": list(first.notes), "buffers_bytes": first.buffers_bytes,
+        "inputs_bytes": first.inputs_bytes, "parameters": parameters, **({"frozen": frozen} if frozen else {}), "segments": segments,
+        "tensors": [],
+    }  # fmt: skip
+    return table, list(tensors)
 
 
 def _tensor(shape: TensorShape) -> list[Any]:
@@ -348,25 +370,22 @@ def _longest_repetition(ids: np.ndarray) -> tuple[int, int, int]:
 
 def symbolic(at: Mapping[tuple[int, int], OpGraph]) -> dict[str, Any]:
     """One JSON for all (batch, tokens), from the same model traced at several: every dimension must be c * B^i * S^j at all of them."""
-    points = list(at)
-    tables = [at[point].to_dict() for point in points]
-    plain = [{**table, "batch": None, "seq": None} for table in tables]
-    first = plain[0]
-    for table in plain[1:]:
-        structure = [{**entry, "tensors": None, "buffers_bytes": None, "inputs_bytes": None} for entry in (first, table)]
-        if structure[0] != structure[1] or len(first["tensors"]) != len(table["tensors"]):
-            raise InvalidInput(f"{first['name']}: its graph changes with the batch or the length, not only its sizes")
-    tensors = [
-        [entries[0][0], *([_monomial(values, points) for values in zip(*dims, strict=True)] for dims in _columns(entries))]
-        for entries in zip(*(table["tensors"] for table in plain), strict=True)
-    ]  # fmt: skip
-    more = {name: _monomial(tuple(table[name] for table in plain), points) for name in ("buffers_bytes", "inputs_bytes")}
-    return {**first, **more, "tensors": tensors}
+    points, graphs = list(at), list(at.values())
+    try:
+        table, tensors = _table(graphs)
+        shapes = [
+            [each[0].dtype, *([_monomial(sizes, points) for sizes in zip(*dims, strict=True)] for dims in _columns(each))]
+            for each in tensors
+        ]
+    except ValueError:
+        raise InvalidInput(f"{graphs[0].name}: its graph changes with the batch or the length, not only its sizes") from None
+    more = {name: _monomial(tuple(getattr(graph, name) for graph in graphs), points) for name in ("buffers_bytes", "inputs_bytes")}
+    return {**table, **more, "batch": None, "seq": None, "tensors": shapes}
 
 
-def _columns(entries: Sequence[Sequence[Any]]) -> Iterator[tuple[Any, ...]]:
-    """The shapes of one tensor at every point: (batch, tokens) by (batch, tokens)."""
-    return zip(*(entry[1:] for entry in entries), strict=True)
+def _columns(tensors: Sequence[TensorShape]) -> Iterator[tuple[Any, ...]]:
+    """The shapes of one tensor at every point, and those in memory where it was expanded."""
+    return zip(*(_tensor(each)[1:] for each in tensors), strict=True)
 
 
 def _monomial(values: tuple[int, ...], points: list[tuple[int, int]]) -> int | str:

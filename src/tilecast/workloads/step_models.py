@@ -1,12 +1,14 @@
 """The graph of a named model: from a saved one where there is one, else traced (extra `torch`).
 
 Saved graphs (`graphs/`, written by `python -m benchmarks.bundle_graphs`) hold products of batch and length in place of numbers, so one file
-serves all sizes. A batch of one has its own: PyTorch then needs no copies where heads are taken apart.
+serves all sizes. A batch of one has its own: PyTorch then needs no copies where heads are taken apart. Graphs that are traced when they are
+asked for do the same with the first two batches.
 """
 
 import gzip
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,7 +19,7 @@ from tilecast.errors import InvalidInput, MissingExtra, UnknownName
 from tilecast.workloads.architectures.base import family_names, size
 from tilecast.workloads.aten import TRITON_1
 from tilecast.workloads.model import config_table, model_ids
-from tilecast.workloads.opgraph import Node, OpGraph, Segment, graph_from, renamed
+from tilecast.workloads.opgraph import Node, OpGraph, Segment, graph_from, renamed, symbolic
 from tilecast.workloads.recompute import recomputed
 
 FOLDER = Path(__file__).with_name("graphs")
@@ -26,6 +28,7 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16", "amp")
 MODES = ("inference", "training")
 ATTENTION = ("eager", "sdpa", "flash")
 LARGEST = 1 << 40
+ENOUGH_TRACES = 2  # of different batches
 SHORTEST_SAVED = 64  # tokens: below, sizes such as an expert's room no longer follow one rule
 
 
@@ -140,8 +143,9 @@ def _read(file: str) -> dict[str, Any]:
 # ---- traced ------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _traced(id: str, config_json: str, mode: str, batch: int, seq: int, dtype: str, attention: str) -> OpGraph:
+    """Of a third batch and further ones from the traces of two: sizes are products of the batch, as in saved graphs."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -150,4 +154,25 @@ def _traced(id: str, config_json: str, mode: str, batch: int, seq: int, dtype: s
         raise MissingExtra.of("torch", f"tracing {id} ({mode}, {dtype}, {attention} attention{why})") from None
     from tilecast.workloads.tracing.bundled import traced_model
 
-    return traced_model(id, json.loads(config_json), mode=mode, batch=batch, seq=seq, dtype=dtype, attention=attention)
+    traces = _traces(id, config_json, mode, seq, dtype, attention)
+    if batch > 1 and batch not in traces and len(traces) == ENOUGH_TRACES:
+        with suppress(InvalidInput):  # sizes, or operators, that follow no such rule
+            return graph_from(_of_any_batch(id, config_json, mode, seq, dtype, attention), id, B=batch, S=seq)
+    graph = traces.get(batch)
+    if graph is None:
+        graph = traced_model(id, json.loads(config_json), mode=mode, batch=batch, seq=seq, dtype=dtype, attention=attention)
+    if batch > 1 and len(traces) < ENOUGH_TRACES:
+        traces[batch] = graph
+    return graph
+
+
+@lru_cache(maxsize=16)
+def _traces(id: str, config_json: str, mode: str, seq: int, dtype: str, attention: str) -> dict[int, OpGraph]:
+    """By batch, at most two; a batch of one is told by no other."""
+    return {}
+
+
+@lru_cache(maxsize=16)
+def _of_any_batch(id: str, config_json: str, mode: str, seq: int, dtype: str, attention: str) -> dict[str, Any]:
+    traces = _traces(id, config_json, mode, seq, dtype, attention)
+    return symbolic({(batch, seq): graph for batch, graph in traces.items()})

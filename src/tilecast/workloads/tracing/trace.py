@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tilecast.errors import InvalidInput, MissingExtra
-from tilecast.workloads.opgraph import OpGraph
+from tilecast.workloads.opgraph import OpGraph, renamed
 from tilecast.workloads.recompute import RECOMPUTE
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MODES = ("inference", "training")
+UNROLLED = "recurrent layers (LSTM, GRU, RNN) are priced as their cells, one token after the other: cuDNN's fused kernels would be faster"
 
 
 def require_torch() -> None:
@@ -54,10 +55,17 @@ def trace(
         raise InvalidInput(f"autocast = {autocast!r} must be bf16 or fp16")
     from tilecast.workloads.tracing import capture
 
-    return capture.captured(
+    graph = capture.captured(
         module, inputs, names=names, mode=mode, loss=loss, recompute="full" if recompute is True else recompute, autocast=autocast,
         name=name or type(module).__name__,
     )  # fmt: skip
+    return renamed(graph, notes=(*graph.notes, UNROLLED)) if _has_recurrent_layers(module) else graph
+
+
+def _has_recurrent_layers(module: "nn.Module") -> bool:
+    from torch import nn
+
+    return any(isinstance(each, nn.RNNBase) for each in module.modules())
 
 
 def _arguments(module: Any, given: Any) -> tuple[tuple[Any, ...], tuple[str, ...]]:

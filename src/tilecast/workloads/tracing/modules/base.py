@@ -3,6 +3,7 @@
 Modules are written for tracing: they run the operators of the usual implementation in its order, and hold no weights worth loading.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from tilecast.errors import InvalidInput, shown
+from tilecast.workloads.architectures.base import number
 
 FOLDER = Path(__file__).parent
 ATTENTION = ("eager", "sdpa", "flash")
@@ -40,6 +44,35 @@ class Family:
 
 def token_inputs(asked: Asked) -> tuple[Tensor, ...]:
     return (torch.zeros(asked.batch, asked.seq, dtype=torch.int64),)
+
+
+def gelu_new(x: Tensor) -> Tensor:
+    """The tanh form, written out as older Hugging Face code has it: a kernel an operator."""
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu, "gelu_new": gelu_new, "gelu_fast": gelu_new, "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x), "relu": F.relu, "silu": F.silu, "swish": F.silu, "tanh": torch.tanh,
+}  # fmt: skip
+
+
+def activation(config: Mapping[str, Any], field: str, default: str) -> str:
+    """The name of one of ACTIVATIONS that the config holds."""
+    name = config.get(field)
+    if name is None:
+        return default
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise InvalidInput(f"{field} = {shown(name)} must be one of {', '.join(ACTIVATIONS)}")
+    return name
+
+
+def dropout(config: Mapping[str, Any], field: str, default: float) -> nn.Module:
+    """No kernel runs where nothing is dropped."""
+    share = number(config, field, default)
+    if share >= 1.0:
+        raise InvalidInput(f"{field} = {shown(share)} must be a share below 1")
+    return nn.Dropout(share) if share else nn.Identity()
 
 
 @cache

@@ -9,17 +9,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tilecast.workloads.architectures.base import head_width, size
-from tilecast.workloads.tracing.modules.base import Asked, Family, fused_attention, token_inputs
+from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Family, activation, dropout, fused_attention, token_inputs
 
 
 class Layer(nn.Module):
-    def __init__(self, hidden: int, heads: int, width: int, attention: str) -> None:
+    def __init__(self, config: Mapping[str, Any], hidden: int, heads: int, width: int, attention: str) -> None:
         super().__init__()
-        self.heads, self.attention = heads, attention
+        self.heads, self.attention, self.activation = heads, attention, activation(config, "hidden_act", "gelu")
         self.query, self.key, self.value, self.out = (nn.Linear(hidden, hidden) for _ in range(4))
         self.intermediate, self.output = nn.Linear(hidden, width), nn.Linear(width, hidden)
         self.attention_norm, self.output_norm = nn.LayerNorm(hidden, 1e-12), nn.LayerNorm(hidden, 1e-12)
-        self.dropout = nn.Dropout(0.1)
+        self.score_dropout = dropout(config, "attention_probs_dropout_prob", 0.1)
+        self.dropout = dropout(config, "hidden_dropout_prob", 0.1)
 
     def split(self, x: Tensor) -> Tensor:
         return x.view(x.size(0), x.size(1), self.heads, -1).permute(0, 2, 1, 3)
@@ -28,12 +29,12 @@ class Layer(nn.Module):
         query, key, value = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
         if self.attention == "eager":
             scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(query.size(-1)) + mask
-            mixed = torch.matmul(self.dropout(F.softmax(scores, -1)), value)
+            mixed = torch.matmul(self.score_dropout(F.softmax(scores, -1)), value)
         else:
             mixed = fused_attention(query, key, value, causal=False)
         mixed = mixed.permute(0, 2, 1, 3).contiguous().view(x.shape)
         x = self.attention_norm(self.dropout(self.out(mixed)) + x)
-        return self.output_norm(self.dropout(self.output(F.gelu(self.intermediate(x)))) + x)
+        return self.output_norm(self.dropout(self.output(ACTIVATIONS[self.activation](self.intermediate(x)))) + x)
 
 
 class Bert(nn.Module):
@@ -42,10 +43,11 @@ class Bert(nn.Module):
         hidden, vocab = size(config, "hidden_size"), size(config, "vocab_size")
         positions = size(config, "max_position_embeddings", 512)
         self.words, self.positions, self.types = nn.Embedding(vocab, hidden), nn.Embedding(positions, hidden), nn.Embedding(2, hidden)
-        self.norm, self.dropout = nn.LayerNorm(hidden, 1e-12), nn.Dropout(0.1)
+        self.norm, self.dropout = nn.LayerNorm(hidden, 1e-12), dropout(config, "hidden_dropout_prob", 0.1)
+        self.activation = activation(config, "hidden_act", "gelu")
         heads = size(config, "num_attention_heads")
         head_width(hidden, heads)
-        shape = hidden, heads, size(config, "intermediate_size"), asked.attention
+        shape = config, hidden, heads, size(config, "intermediate_size"), asked.attention
         self.layers = nn.ModuleList(Layer(*shape) for _ in range(size(config, "num_hidden_layers")))
         self.pooler = nn.Linear(hidden, hidden)
         self.pretraining = asked.mode == "training"
@@ -69,7 +71,7 @@ class Bert(nn.Module):
         pooled = torch.tanh(self.pooler(x[:, 0]))
         if not self.pretraining:
             return self.relation(self.dropout(pooled))
-        return self.decoder(self.transform_norm(F.gelu(self.transform(x)))), self.relation(pooled)
+        return self.decoder(self.transform_norm(ACTIVATIONS[self.activation](self.transform(x)))), self.relation(pooled)
 
 
 FAMILY = Family(

@@ -1,6 +1,5 @@
-"""GPT-2, and GPT-3 in its shape: pre-norm decoder, fused projections as Conv1D, GELU written out in its tanh form."""
+"""GPT-2, and GPT-3 in its shape: pre-norm decoder, fused projections as Conv1D, GELU in its tanh form, written out, by default."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,21 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tilecast.workloads.architectures.base import head_width, size
-from tilecast.workloads.tracing.modules.base import Asked, Conv1D, Family, fused_attention, token_inputs
-
-
-def gelu_new(x: Tensor) -> Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
+from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Conv1D, Family, activation, dropout, fused_attention, token_inputs
 
 
 class Layer(nn.Module):
-    def __init__(self, hidden: int, heads: int, width: int, positions: int, attention: str) -> None:
+    def __init__(self, config: Mapping[str, Any], hidden: int, heads: int, width: int, positions: int, attention: str) -> None:
         super().__init__()
-        self.heads, self.attention = heads, attention
+        self.heads, self.attention, self.activation = heads, attention, activation(config, "activation_function", "gelu_new")
         self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.qkv, self.out = Conv1D(hidden, 3 * hidden), Conv1D(hidden, hidden)
         self.up, self.down = Conv1D(hidden, width), Conv1D(width, hidden)
-        self.dropout = nn.Dropout(0.1)
+        self.score_dropout, self.dropout = dropout(config, "attn_pdrop", 0.1), dropout(config, "resid_pdrop", 0.1)
         self.register_buffer("visible", torch.ones(1, 1, positions, positions, dtype=torch.bool))
 
     def split(self, x: Tensor) -> Tensor:
@@ -37,12 +32,12 @@ class Layer(nn.Module):
             tokens = query.size(-2)
             least = torch.full([], torch.finfo(scores.dtype).min, dtype=scores.dtype)
             scores = torch.where(self.visible[:, :, :tokens, :tokens], scores, least)
-            mixed = torch.matmul(self.dropout(F.softmax(scores, dim=-1)), value)
+            mixed = torch.matmul(self.score_dropout(F.softmax(scores, dim=-1)), value)
         else:
             mixed = fused_attention(query, key, value, causal=True)
         mixed = mixed.permute(0, 2, 1, 3).contiguous().view(x.shape)
         x = self.dropout(self.out(mixed)) + x
-        return x + self.dropout(self.down(gelu_new(self.up(self.norm_2(x)))))
+        return x + self.dropout(self.down(ACTIVATIONS[self.activation](self.up(self.norm_2(x)))))
 
 
 class Gpt2(nn.Module):
@@ -53,9 +48,9 @@ class Gpt2(nn.Module):
         self.words, self.positions = nn.Embedding(vocab, hidden), nn.Embedding(positions, hidden)
         heads = size(config, "n_head", None, "num_attention_heads")
         head_width(hidden, heads, called=("n_embd", "n_head"))
-        shape = hidden, heads, size(config, "n_inner", 4 * hidden), positions, asked.attention
+        shape = config, hidden, heads, size(config, "n_inner", 4 * hidden), positions, asked.attention
         self.layers = nn.ModuleList(Layer(*shape) for _ in range(size(config, "n_layer", None, "num_hidden_layers")))
-        self.norm, self.dropout = nn.LayerNorm(hidden), nn.Dropout(0.1)
+        self.norm, self.dropout = nn.LayerNorm(hidden), dropout(config, "embd_pdrop", 0.1)
         self.head = nn.Linear(hidden, vocab, bias=False)
         self.head.weight = self.words.weight
 

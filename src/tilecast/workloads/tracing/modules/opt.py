@@ -1,4 +1,4 @@
-"""OPT: pre-norm decoder with ReLU; queries scaled before the product, scores clipped at the smallest number."""
+"""OPT: pre-norm decoder, usually with ReLU; queries scaled before the product, scores clipped at the smallest number."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,17 +8,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tilecast.workloads.architectures.base import head_width, size
-from tilecast.workloads.tracing.modules.base import Asked, Family, fused_attention, token_inputs
+from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Family, activation, dropout, fused_attention, token_inputs
 
 
 class Layer(nn.Module):
-    def __init__(self, hidden: int, heads: int, width: int, attention: str) -> None:
+    def __init__(self, config: Mapping[str, Any], hidden: int, heads: int, width: int, attention: str) -> None:
         super().__init__()
+        self.activation = activation(config, "activation_function", "relu")
         self.heads, self.attention, self.scaling = heads, attention, (hidden // heads) ** -0.5
         self.norm_1, self.norm_2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
         self.query, self.key, self.value, self.out = (nn.Linear(hidden, hidden) for _ in range(4))
         self.up, self.down = nn.Linear(hidden, width), nn.Linear(width, hidden)
-        self.dropout = nn.Dropout(0.1)
+        self.score_dropout, self.dropout = dropout(config, "attention_dropout", 0.0), dropout(config, "dropout", 0.1)
 
     def split(self, x: Tensor) -> Tensor:
         return x.view(x.size(0), x.size(1), self.heads, -1).transpose(1, 2).contiguous()
@@ -33,12 +34,12 @@ class Layer(nn.Module):
             scores = torch.bmm(query, key.transpose(1, 2)).view(batch, self.heads, tokens, tokens) + mask
             scores = torch.max(scores, torch.full([], torch.finfo(scores.dtype).min, dtype=scores.dtype))
             weights = F.softmax(scores.view(batch * self.heads, tokens, tokens), dim=-1)
-            mixed = torch.bmm(weights, value).view(batch, self.heads, tokens, -1)
+            mixed = torch.bmm(self.score_dropout(weights), value).view(batch, self.heads, tokens, -1)
         else:
             mixed = fused_attention(query, key, value, causal=True)
         x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, tokens, hidden)))
         rows = x.reshape(-1, hidden)
-        rows = rows + self.dropout(self.down(F.relu(self.up(self.norm_2(rows)))))
+        rows = rows + self.dropout(self.down(ACTIVATIONS[self.activation](self.up(self.norm_2(rows)))))
         return rows.view(batch, tokens, hidden)
 
 
@@ -50,7 +51,7 @@ class Opt(nn.Module):
         self.positions = nn.Embedding(size(config, "max_position_embeddings", 2048) + 2, hidden)
         heads = size(config, "num_attention_heads")
         head_width(hidden, heads)
-        shape = hidden, heads, size(config, "ffn_dim", 4 * hidden), asked.attention
+        shape = config, hidden, heads, size(config, "ffn_dim", 4 * hidden), asked.attention
         self.layers = nn.ModuleList(Layer(*shape) for _ in range(size(config, "num_hidden_layers")))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocab, bias=False)

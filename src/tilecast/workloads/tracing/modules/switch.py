@@ -9,19 +9,22 @@ from torch.nn import functional as F
 
 from tilecast.errors import InvalidInput
 from tilecast.workloads.architectures.base import size
-from tilecast.workloads.tracing.modules.base import Asked, Family, RootMeanSquareNorm, fused_attention
+from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Family, RootMeanSquareNorm, activation, dropout, fused_attention
 
 EPS = 1e-6
-DROPOUT = 0.1
+
+
+def dropped(config: Mapping[str, Any]) -> nn.Module:
+    return dropout(config, "dropout_rate", 0.1)
 
 
 class Attention(nn.Module):
-    def __init__(self, hidden: int, heads: int, head: int, attention: str) -> None:
+    def __init__(self, config: Mapping[str, Any], hidden: int, heads: int, head: int, attention: str) -> None:
         super().__init__()
         self.heads, self.attention = heads, attention
         self.norm = RootMeanSquareNorm(hidden, EPS)
         self.query, self.key, self.value = (nn.Linear(hidden, heads * head, bias=False) for _ in range(3))
-        self.out, self.dropout = nn.Linear(heads * head, hidden, bias=False), nn.Dropout(DROPOUT)
+        self.out, self.dropout = nn.Linear(heads * head, hidden, bias=False), dropped(config)
 
     def split(self, x: Tensor) -> Tensor:
         return x.view(x.size(0), x.size(1), self.heads, -1).transpose(1, 2)
@@ -42,23 +45,25 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    def __init__(self, hidden: int, width: int) -> None:
+    def __init__(self, config: Mapping[str, Any], hidden: int, width: int) -> None:
         super().__init__()
+        # `relu`, or `gated-gelu` of a product of two, which no Switch has
+        self.activation = activation(config, "dense_act_fn" if config.get("dense_act_fn") is not None else "feed_forward_proj", "relu")
         self.up, self.down = nn.Linear(hidden, width, bias=False), nn.Linear(width, hidden, bias=False)
-        self.dropout = nn.Dropout(DROPOUT)
+        self.dropout = dropped(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.dropout(F.relu(self.up(x))))
+        return self.down(self.dropout(ACTIVATIONS[self.activation](self.up(x))))
 
 
 class Experts(nn.Module):
     """Every expert takes `capacity` tokens of each text, padded: which ones, no trace can know, but how many it does."""
 
-    def __init__(self, hidden: int, width: int, num_experts: int, capacity: int) -> None:
+    def __init__(self, config: Mapping[str, Any], hidden: int, width: int, num_experts: int, capacity: int) -> None:
         super().__init__()
         self.capacity = capacity
         self.router = nn.Linear(hidden, num_experts, bias=False)
-        self.experts = nn.ModuleList(Mlp(hidden, width) for _ in range(num_experts))
+        self.experts = nn.ModuleList(Mlp(config, hidden, width) for _ in range(num_experts))
 
     def forward(self, x: Tensor) -> Tensor:
         # The router works in fp32, whatever the rest does.
@@ -78,9 +83,9 @@ class Experts(nn.Module):
 
 
 class FeedForward(nn.Module):
-    def __init__(self, hidden: int, inner: nn.Module) -> None:
+    def __init__(self, config: Mapping[str, Any], hidden: int, inner: nn.Module) -> None:
         super().__init__()
-        self.norm, self.inner, self.dropout = RootMeanSquareNorm(hidden, EPS), inner, nn.Dropout(DROPOUT)
+        self.norm, self.inner, self.dropout = RootMeanSquareNorm(hidden, EPS), inner, dropped(config)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.dropout(self.inner(self.norm(x)))
@@ -90,11 +95,11 @@ class Layer(nn.Module):
     def __init__(self, config: Mapping[str, Any], asked: Asked, sparse: bool, decoder: bool) -> None:
         super().__init__()
         hidden, width = size(config, "d_model"), size(config, "d_ff")
-        shape = hidden, size(config, "num_heads"), size(config, "d_kv"), asked.attention
+        shape = config, hidden, size(config, "num_heads"), size(config, "d_kv"), asked.attention
         self.self_attention = Attention(*shape)
         self.cross_attention = Attention(*shape) if decoder else None
         experts = size(config, "num_experts"), size(config, "expert_capacity", 64)
-        self.feed_forward = FeedForward(hidden, Experts(hidden, width, *experts) if sparse else Mlp(hidden, width))
+        self.feed_forward = FeedForward(config, hidden, Experts(config, hidden, width, *experts) if sparse else Mlp(config, hidden, width))
 
     def forward(self, x: Tensor, bias: Tensor, memory: Tensor | None) -> Tensor:
         x = self.self_attention(x, bias)
@@ -125,7 +130,7 @@ class Stack(nn.Module):
             raise InvalidInput(f"num_layers = {layers} must be a multiple of the sparse step {step}")
         self.groups = nn.ModuleList(Group(config, asked, step, decoder) for _ in range(layers // step))
         self.distances = nn.Embedding(size(config, "relative_attention_num_buckets", 32), size(config, "num_heads"))
-        self.norm, self.dropout = RootMeanSquareNorm(size(config, "d_model"), EPS), nn.Dropout(DROPOUT)
+        self.norm, self.dropout = RootMeanSquareNorm(size(config, "d_model"), EPS), dropped(config)
 
     def bias(self, batch: int, length: int) -> Tensor:
         order = torch.arange(length)
