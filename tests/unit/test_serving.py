@@ -406,3 +406,11 @@ def test_options_that_do_not_go_together(tilecast: Tilecast, more, message):
     found = tilecast(*ASKED, *more)
     assert found.code == 2
     assert message in found.err
+
+
+def test_counts_of_numpy_are_counts():
+    given = predict_load("Qwen/Qwen3-8B", "h100-sxm", concurrency=np.int32(4), isl=np.int32(256), osl=np.int64(16))
+    plain = predict_load("Qwen/Qwen3-8B", "h100-sxm", concurrency=4, isl=256, osl=16)
+    assert json.dumps(given.to_dict()) == json.dumps(plain.to_dict())
+    with pytest.raises(InvalidInput, match="requests = 5 must be pairs"):
+        predict_load("Qwen/Qwen3-8B", "h100-sxm", concurrency=4, requests=5)

@@ -15,8 +15,9 @@ from tilecast.engines.base import engine as engine_named
 from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec
 from tilecast.predictors import predict_kernel
+from tilecast.serving.asked import MOST_USERS
 from tilecast.serving.disaggregated import MOST_WORKERS, DisaggregatedPrediction, predict_disaggregated
-from tilecast.serving.load import MOST_USERS, LoadPrediction, predict_load
+from tilecast.serving.load import LoadPrediction, predict_load
 from tilecast.serving.outcome import LoadOutcome, load_outcome, load_outcomes
 from tilecast.workloads.aggregate import Price
 

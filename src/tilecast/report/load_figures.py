@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from tilecast.report.figures import curve_point, point, roofline, work
+from tilecast.serving.asked import MOST_USERS
 from tilecast.serving.disaggregated import DisaggregatedPrediction
-from tilecast.serving.load import MOST_USERS, LoadPrediction
+from tilecast.serving.load import LoadPrediction
 from tilecast.serving.outcome import load_outcome, load_outcomes
 
 FEWEST_TO = 64  # the curve goes at least so far,

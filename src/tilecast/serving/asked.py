@@ -5,29 +5,27 @@ from collections.abc import Sequence
 from tilecast.errors import InvalidInput
 from tilecast.serving.policy import Policy
 from tilecast.serving.schedule import Lengths
+from tilecast.units import whole
 from tilecast.workloads.graph import Batch
 
 MOST_USERS = 65_536
 FEWEST_MEASURED = 48  # requests that a steady state is read from
 
 
-def check_users(concurrency: object) -> None:
-    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or not 1 <= concurrency <= MOST_USERS:
-        raise InvalidInput(f"concurrency = {concurrency!r} must be a whole number from 1 to {MOST_USERS:,}")
+def users_of(concurrency: object) -> int:
+    return whole("concurrency", concurrency, MOST_USERS)
 
 
 def lengths_of(isl: int | None, osl: int | None, requests: Sequence[Lengths] | None) -> list[Lengths]:
     if requests is not None:
         if isl is not None or osl is not None:
             raise InvalidInput("give isl and osl, or requests, not both")
-        pairs = [(int(asked), int(given)) for asked, given in requests]
+        every = Batch.of_pairs(requests)
     elif isl is None or osl is None:
         raise InvalidInput("isl and osl missing: give both, or requests")
     else:
-        Batch.uniform(1, isl, osl)
-        pairs = [(isl, osl)]
-    batch_of(pairs)
-    return pairs
+        every = Batch.uniform(1, isl, osl)
+    return list(zip(every.input_tokens, every.output_tokens, strict=True))
 
 
 def batch_of(requests: Sequence[Lengths]) -> Batch:

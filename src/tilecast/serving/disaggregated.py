@@ -23,7 +23,7 @@ from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import SendRecv, node_of
 from tilecast.learning.profiles import Profile
 from tilecast.predictors import predict_kernel
-from tilecast.serving.asked import batch_of, check_users, followed, lengths_of, too_long
+from tilecast.serving.asked import batch_of, followed, lengths_of, too_long, users_of
 from tilecast.serving.breakdown import parts_of
 from tilecast.serving.costs import SIDES, Costs, costs
 from tilecast.serving.policy import Policy, policy_of
@@ -464,7 +464,7 @@ def predict_disaggregated(
     >>> found.num_gpus, found.transfer_s.median < found.ttft_s.median
     (4, True)
     """
-    check_users(concurrency)
+    concurrency = users_of(concurrency)
     numbers = workers_in(disaggregated)
     asked = lengths_of(isl, osl, requests)
     common: dict[str, Any] = {

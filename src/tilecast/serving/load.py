@@ -12,8 +12,7 @@ from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.learning.profiles import Profile
 from tilecast.predictors import predict_kernel
-from tilecast.serving.asked import MOST_USERS as MOST_USERS
-from tilecast.serving.asked import batch_of, check_users, followed, lengths_of, too_long
+from tilecast.serving.asked import batch_of, followed, lengths_of, too_long, users_of
 from tilecast.serving.breakdown import parts_of
 from tilecast.serving.costs import SIDES, Costs, costs
 from tilecast.serving.policy import Policy, policy_of
@@ -181,7 +180,7 @@ def predict_load(
     >>> found.ttft_s.median > found.tpot_s.median > 0
     True
     """
-    check_users(concurrency)
+    concurrency = users_of(concurrency)
     asked = lengths_of(isl, osl, requests)
     found = set_up(
         model, gpu, tp=tp, pp=pp, ep=ep, dp_attention=dp_attention, engine=engine, engine_settings=engine_settings, node=node, quant=quant,
