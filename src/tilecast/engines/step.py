@@ -181,7 +181,7 @@ def predict_layouts(
         raise InvalidInput(f"network_bytes_per_s = {network_bytes_per_s!r} must be above 0")
     if node is not None:
         node_of(spec, node)  # a box that nobody knows is refused, needed or not
-    box, most = None, max((layout.num_gpus for layout in layouts), default=1)
+    box: Box | None = None
     graphs: dict[object, Divided] = {}
     kernels: dict[object, Priced] = {}
     found = []
@@ -189,7 +189,7 @@ def predict_layouts(
         if layout.is_alone:
             found.append(_alone(asked, layout, rule, draw))
             continue
-        box = box or Box(gpu=spec, node=node_of(spec, node, most), price=asked.price, network_bytes_per_s=network_bytes_per_s)
+        box = box or Box(gpu=spec, node=node_of(spec, node), price=asked.price, network_bytes_per_s=network_bytes_per_s)
         found.append(_together(asked, layout, rule, box, graphs, kernels, draw))
     return found
 

@@ -33,7 +33,7 @@ IN_FLIGHT_BYTES = 36 * 512 * 16
 ONE_SHOT_BYTES = {2: LARGEST_CUSTOM_BYTES, 4: 512 * 2**10, 8: 256 * 2**10}
 JOINED = ("switch", "mesh")  # topologies in which every GPU may read every other's memory; elsewhere just a pair does
 DUAL_DIE_LINKS = ("nvlink5",)  # of GPUs made of two dies: a hop takes longer
-FULL_BOX = 8  # GPUs: a smaller catalogued box has to be named, unless its links were measured and the group fits into it
+FULL_BOX = 8  # GPUs: a smaller catalogued box is one that somebody measured, and has to be named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,19 +85,17 @@ class Way:
 
 
 @cache
-def _catalogued_node(gpu: str, num_gpus: int) -> NodeSpec | None:
-    of_gpu = [node for node in hardware.nodes() if node.gpu == gpu]
-    measured = [node for node in of_gpu if node.reached_bytes_per_s is not None and num_gpus <= node.num_gpus]
-    return next(iter([*measured, *(node for node in of_gpu if node.num_gpus >= FULL_BOX)]), None)
+def _catalogued_node(gpu: str) -> NodeSpec | None:
+    return next((node for node in hardware.nodes() if node.gpu == gpu and node.num_gpus >= FULL_BOX), None)
 
 
-def node_of(gpu: GpuSpec, name: str | NodeSpec | None, num_gpus: int = FULL_BOX) -> NodeSpec:
-    """The node asked for, else the catalogue's box of this GPU for a group of `num_gpus`, else up to 8 cards on their own link or PCIe."""
+def node_of(gpu: GpuSpec, name: str | NodeSpec | None) -> NodeSpec:
+    """The node asked for, else the catalogue's full box of this GPU, else up to 8 cards on their own link or PCIe."""
     if isinstance(name, NodeSpec):
         return name
     if name is not None and name != hardware.default_node_id(gpu):
         return hardware.node(name)
-    found = (None if name else _catalogued_node(gpu.id, num_gpus)) or hardware.default_node(gpu)
+    found = (None if name else _catalogued_node(gpu.id)) or hardware.default_node(gpu)
     changed = gpu.overrides.get("link_bytes_per_s")
     if changed is None or found.link_kind != gpu.link_kind:
         return found
@@ -139,7 +137,7 @@ class _Collective(ABC):
     def analyse(self, gpu: GpuSpec, protocol: Protocol) -> Analysis:
         """The same account as a kernel's, with two pipelines: link and network."""
         number_format(self.dtype)
-        using, node = self._constants(), self._node(gpu)
+        using, node = self._constants(), node_of(gpu, self.node)
         identity = self.identity or self.newest_identity(gpu)
         if identity not in IDENTITIES:
             raise InvalidInput(f"identity = {identity!r} must be one of {', '.join(IDENTITIES)}")
@@ -179,12 +177,9 @@ class _Collective(ABC):
 
     def rates(self, gpu: GpuSpec) -> dict[str, float]:
         """What a launch is a matter of, under the names of the parameters that set it: its link, its network beyond one node, latency."""
-        group = self._group(self._node(gpu), self._constants())
+        group = self._group(node_of(gpu, self.node), self._constants())
         found = {"link_bytes_per_s": float(group.link_bytes_per_s[0]), "network_bytes_per_s": float(group.network_bytes_per_s[0])}
         return {name: rate for name, rate in found.items() if np.isfinite(rate)} | {"latency_factor": self.latency_factor or 1.0}
-
-    def _node(self, gpu: GpuSpec) -> NodeSpec:
-        return node_of(gpu, self.node, int(np.max(sizes(num_gpus=self.num_gpus)["num_gpus"])))
 
     def _constants(self) -> CollectiveConstants:
         using = collective_constants()

@@ -123,7 +123,7 @@ def node_for(gpu: GpuSpec, num_gpus: int, name: str | None = None, *, pp: int = 
     """
     if name is None and num_gpus * pp == 1:
         return None
-    node = node_of(gpu, name, num_gpus * pp)
+    node = node_of(gpu, name)
     if name is None and node.num_gpus < num_gpus <= MOST_CARDS:
         node = hardware.default_node(gpu)
     if num_gpus > node.num_gpus:
