@@ -370,7 +370,12 @@ def _updates(
     """What follows the backward pass: gradients added to those that are there, one of `shards`, and the optimizer, of `updated` weights."""
     calls: list[KernelCall] = []
     if accumulates:
-        for tensor, times in graph.parameters:
+        looked_up = _looked_up(graph) if keeps.wide_gradients else {}
+        for tensor, number in graph.parameters:
+            # Products of weight gradients add to buffers of fp32 themselves, and hide it (Megatron's gradient_accumulation_fusion).
+            times = number if not keeps.wide_gradients or len(tensor.shape) < 2 else min(number, looked_up.get(tensor.shape, 0))
+            if not times:
+                continue
             numel = max(1, tensor.numel // shards)
             own, summed = max(1, tensor.nbytes // shards), numel * keeps.gradient_bytes(tensor.dtype)
             kernel = MemoryPass(read_bytes=own + summed, written_bytes=summed, flop=numel)
@@ -390,6 +395,15 @@ def _updates(
             )  # fmt: skip
             calls.append(KernelCall(f"{kind} {keeps.how}", "optimizer", update, 1, "cold", ENGINE))
     return tuple(calls)
+
+
+def _looked_up(graph: OpGraph) -> dict[tuple[int, ...], int]:
+    """Shapes of tables whose gradients are no products, and how many of each."""
+    found: dict[tuple[int, ...], int] = {}
+    for node, times in graph.counted().items():
+        if "embedding" in node.op and node.phase == "backward":
+            found[node.outputs[0].shape] = found.get(node.outputs[0].shape, 0) + times
+    return found
 
 
 # ---- many ---------------------------------------------------------------------------------------------------------
