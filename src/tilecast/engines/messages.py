@@ -12,10 +12,10 @@ from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv
 from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.workloads.aggregate import Price
-from tilecast.workloads.divided import Divided
+from tilecast.workloads.divided import Divided, stream_bytes, texts
 from tilecast.workloads.layout import Layout, Members, members
-from tilecast.workloads.opgraph import Node, OpGraph
-from tilecast.workloads.stages import Layers
+from tilecast.workloads.opgraph import OpGraph
+from tilecast.workloads.stages import Layers, layers
 
 COLLECTIVES: dict[str, Callable[..., Any]] = {kind.family: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll, SendRecv)}
 BUCKET_BYTES = 25 * 2**20  # PyTorch's DistributedDataParallel, bucket_cap_mb
@@ -225,7 +225,8 @@ def _of_stages(found: Messages, listed: Listed, divided: Divided, parts: Layers,
     layout = listed.layout
     boundaries = (layout.virtual_stages * layout.pp - 1) / layout.pp
     number = crossings(parts, layout.pp, stage.trains) * boundaries * stage.micro_batches
-    return replace(found, send_s=listed.each_s("pp", "send_recv", _sent_bytes(divided.graph, parts), number))
+    sent_bytes = _sent_bytes(divided.whole, layers(divided.whole)) / (layout.tp if layout.sequence_parallel else 1)
+    return replace(found, send_s=listed.each_s("pp", "send_recv", sent_bytes, number))
 
 
 def crossings(parts: Layers, stages: int, trains: bool) -> float:
@@ -236,9 +237,14 @@ def crossings(parts: Layers, stages: int, trains: bool) -> float:
 
 
 def _sent_bytes(graph: OpGraph, parts: Layers) -> int:
-    """What a layer hands on."""
+    """What a layer hands on, whole: the residual stream, as wide as the embedding; without one, what its last operator makes."""
+    batch, tokens = texts(graph)
+    tables = [node.inputs[0].shape for node in graph.segments[0].nodes if node.op == "aten.embedding"]
     places = parts.forward or {place for place, segment in enumerate(graph.segments) if segment.nodes[0].phase == "forward"}
-    last: Node | None = None
-    for place in places:
-        last = next((node for node in reversed(graph.segments[place].nodes) if not node.is_view and node.phase == "forward"), last)
-    return last.outputs[0].nbytes if last is not None and last.outputs else 0
+    made = [node for place in sorted(places) for node in graph.segments[place].nodes if node.phase == "forward" and node.outputs]
+    if tables:
+        numel = batch * tokens * max(tables)[-1]
+        if any(tensor.numel == numel for node in made for tensor in node.outputs):
+            return stream_bytes(graph, numel)
+    last = next((node for node in reversed(made) if not node.is_view), None)
+    return last.outputs[0].nbytes if last is not None else 0
