@@ -214,6 +214,17 @@ def test_stages_send_the_residual_stream_whatever_ends_a_layer(model, runtime):
     assert [each.bytes for each in found.collectives] == [2 * 512 * hidden * 4]
 
 
+def test_gpus_that_share_a_layer_send_a_part_each_and_put_the_parts_together():
+    # 8 texts of 512 tokens x 2048 x 2 bytes are 16.8 MB: 4 GPUs send 4.2 each. 3 boundaries, 8 micro-batches, both ways: 12 for each GPU.
+    whole = 8 * 512 * 2048 * 2
+    told = {}
+    for name, how in {"alike": {}, "by tokens": {"sequence_parallel": True}}.items():
+        found = predict_step(MODEL, GPU, **ASKED, tp=4, pp=4, micro_batches=8, **how)
+        told[name] = {each.name: (each.bytes, each.number) for each in found.collectives if "stages" in each.name}
+    assert told["alike"] == {"send_recv (stages)": (whole // 4, 12), "all_gather (what stages sent)": (whole, 12)}
+    assert told["by tokens"] == {"send_recv (stages)": (whole // 4, 12)}
+
+
 def test_interleaved_groups_hand_on_from_the_last_stage_to_the_first():
     # 4 stages of 2 groups have 7 boundaries: 8 micro-batches both ways are 112 messages, 28 for each GPU on average.
     found = predict_step(MODEL, GPU, **ASKED, pp=4, micro_batches=8, schedule="interleaved", virtual_stages=2)

@@ -221,12 +221,19 @@ def _of_experts(found: Messages, listed: Listed, divided: Divided, parts: Layers
 
 
 def _of_stages(found: Messages, listed: Listed, divided: Divided, parts: Layers, stage: Stage) -> Messages:
-    """What a layer hands on goes to the next stage. Interleaved, the last GPU hands a group's result to the first one's next group."""
+    """What a layer hands on goes to the next stage. Interleaved, the last GPU hands a group's result to the first one's next group.
+
+    Each of the GPUs that share a layer sends its part. With sequence parallelism it has no more; without, all have the same, and those that
+    take the parts put them together (Megatron's scatter and gather).
+    """
     layout = listed.layout
     boundaries = (layout.virtual_stages * layout.pp - 1) / layout.pp
     number = crossings(parts, layout.pp, stage.trains) * boundaries * stage.micro_batches
-    sent_bytes = _sent_bytes(divided.whole, layers(divided.whole)) / (layout.tp if layout.sequence_parallel else 1)
-    return replace(found, send_s=listed.each_s("pp", "send_recv", sent_bytes, number))
+    whole_bytes = _sent_bytes(divided.whole, layers(divided.whole))
+    send_s = listed.each_s("pp", "send_recv", whole_bytes / layout.tp, number)
+    if layout.tp > 1 and not layout.sequence_parallel:
+        send_s += listed.each_s("tp", "all_gather", whole_bytes, number, "what stages sent")
+    return replace(found, send_s=send_s)
 
 
 def crossings(parts: Layers, stages: int, trains: bool) -> float:
