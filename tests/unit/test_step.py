@@ -240,6 +240,7 @@ def test_a_traced_graph_keeps_its_own_format_and_may_run_as_tf32():
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --dp 2 --ep 2", "ep needs a model with experts", 2),
         ("step Switch-XL-4 --gpu l4 --mode training --batch 9 --seq 128 --dp 3 --ep 3", "ep = 3 must divide the 4 experts", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --dp 2 --zero 3", "zero = 3 must be one of 0, 1, 2", 2),
+        ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --dp 2 --no-overlap-gather", "--no-overlap-gather is for --dp", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --pp 2 --schedule zigzag", "schedule = 'zigzag' must be one of", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --pp 2 --virtual-stages 2", "needs the schedule interleaved", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 16 --seq 128 --dp 16", "its network is not known; give", 2),
@@ -256,6 +257,14 @@ def test_a_wrong_question_is_one_sentence(tilecast, line, said, code):
     assert (result.code, result.out) == (code, "")
     assert said in result.err
     assert len(result.err.strip().splitlines()) == 1
+
+
+def test_a_gather_behind_the_optimizer_is_asked_for_again_in_both_languages(tilecast):
+    asked = "step GPT2-Large --gpu h100-sxm --mode training --batch 8 --seq 128 --dp 8 --zero 1".split()
+    result = tilecast(*asked, "--no-overlap-gather")
+    assert result.code == 0 and "--no-overlap-gather" in result.out
+    assert "overlap_gather=False" in tilecast(*asked, "--no-overlap-gather", "--as-python").out
+    assert "overlap" not in tilecast(*asked, "--as-python").out
 
 
 def test_without_torch_the_extra_is_named(monkeypatch):

@@ -2,12 +2,15 @@
 
 The time line is made of blocks: what comes before the layers, the layers, what comes after them. Each GPU has a stream for kernels and one
 for collectives. Sharded weights (fsdp) are gathered a block ahead and gradients scattered behind the backward pass; replicas (dp) add
-gradients in buckets during the last backward pass; tensor-parallel sums wait; pipeline stages follow one another and leave bubbles.
+gradients in buckets as soon as these are whole: during the last backward pass of a group of layers and, where groups are interleaved,
+during the passes of the groups behind it. Weights that a sharded optimizer updated are gathered while the next step's first pass runs.
+Tensor-parallel sums wait; pipeline stages follow one another and leave bubbles.
 `communication_s` is what the step takes longer than the same time line with messages that cost nothing; each phase contains its part of it.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from tilecast.engines.layout_bytes import GATHERS_AHEAD, Sizes
@@ -104,35 +107,69 @@ def _ignore(track: str, name: str, start_s: float, end_s: float) -> None:
     """Nobody draws it."""
 
 
+class Clocks(NamedTuple):
+    """When the kernels of a GPU are done, and when its collectives are."""
+
+    stream_s: float
+    link_s: float
+
+
 def forward_pass(
-    work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, record: Record = _ignore, start: float = 0.0
-) -> float:
-    """When the forward pass of one micro-batch ends. At most two layers are gathered at once."""
+    work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, updates: bool = False, reached: int | None = None,
+    record: Record = _ignore, start: float = 0.0,
+) -> float:  # fmt: skip
+    """When the forward pass of one micro-batch ends. At most two layers are gathered at once.
+
+    `updates`: it is the step's first, and weights that a sharded optimizer updated, of the last `reached` layers, are gathered meanwhile.
+    """
+    ends = _forward(
+        work, messages, num_layers, first=first, last=last, updates=updates, reached=reached, record=record, start=Clocks(start, start)
+    )
+    return ends.stream_s - start
+
+
+def _forward(
+    work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, updates: bool, reached: int | None, record: Record,
+    start: Clocks,
+) -> Clocks:  # fmt: skip
     shared = messages.gather_s > 0 or messages.gather_rest_s > 0
-    link = now = start
+    stop = 0 if reached is None else num_layers - reached
+    updated, updated_rest = (messages.updated_s, messages.updated_rest_s) if updates else (0.0, 0.0)
+    now, link = start
     if shared and (first or last):
-        link += messages.gather_rest_s
-        record("collectives", "gather embeddings and head", start, link)
+        opened, link = link, link + messages.gather_rest_s
+        record("collectives", "gather embeddings and head", opened, link)
         now = link
     if first:
+        if updated_rest:
+            opened, link = link, link + updated_rest
+            record("collectives", "gather updated embeddings and head", opened, link)
+            now = max(now, link)
         begun, now = now, now + work.front.forward_s + messages.wait_front_s
         record("stream", "before the layers", begun, now)
     each = work.layer.forward_s + messages.wait.forward_s + messages.copy.forward_s
-    each += messages.taken_fraction * min(messages.gather_s, work.layer.forward_s)
-    ends = [start, now]
+    each += messages.taken_fraction * min(messages.gather_s + updated, work.layer.forward_s)
+    ends = [start.stream_s, now]
     for layer in range(num_layers):
         if shared:
-            begun = max(link, ends[-GATHERS_AHEAD])
-            link = begun + messages.gather_s
-            record("collectives", f"gather layer {layer}", begun, link)
-        begun = max(now, link) if shared else now
+            opened = max(link, ends[-GATHERS_AHEAD])
+            link = opened + messages.gather_s
+            record("collectives", f"gather layer {layer}", opened, link)
+        if updated and layer >= stop:
+            opened, link = link, link + updated
+            record("collectives", f"gather updated layer {layer}", opened, link)
+        begun = max(now, link) if shared or updated else now
         now = begun + each
         record("stream", f"layer {layer} forward", begun, now)
         ends.append(now)
     if last:
+        if updated_rest and not first:
+            opened, link = link, link + updated_rest
+            record("collectives", "gather updated embeddings and head", opened, link)
+            now = max(now, link)
         record("stream", "head and loss", now, now + work.back.forward_s)
         now += work.back.forward_s
-    return now - start
+    return Clocks(now, link)
 
 
 def backward_pass(
@@ -143,17 +180,27 @@ def backward_pass(
 
     It runs through the last `reached` of the layers [default: all], those before have nothing to train.
     """
+    ends = _backward(
+        work, messages, num_layers, first=first, last=last, reduces=reduces, reached=reached, record=record, start=Clocks(start, start)
+    )
+    return max(ends) - start
+
+
+def _backward(
+    work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, reduces: bool, reached: int | None, record: Record,
+    start: Clocks,
+) -> Clocks:  # fmt: skip
     shared = messages.gather_s > 0 or messages.gather_rest_s > 0
     stop = 0 if reached is None else num_layers - reached
-    link = now = start
+    now, link = start
     if last:
         now += work.back.backward_s + messages.wait_back_s
-        record("stream", "head and loss backward", start, now)
-    ready = start
+        record("stream", "head and loss backward", start.stream_s, now)
+    ready = start.stream_s
     if shared and num_layers > stop:
-        link += messages.gather_s
+        opened, link = link, link + messages.gather_s
         ready = link
-        record("collectives", f"gather layer {num_layers - 1}", start, link)
+        record("collectives", f"gather layer {num_layers - 1}", opened, link)
     reduce, rest = (messages.reduce_s, messages.reduce_rest_s) if reduces else (0.0, 0.0)
     each = work.layer.backward_s + messages.wait.backward_s + messages.copy.backward_s
     beside = messages.gather_s + messages.scatter_s + reduce
@@ -179,7 +226,76 @@ def backward_pass(
         opened = max(link, now)
         link = opened + told
         record("collectives", "gradients of embeddings and head", opened, link)
-    return max(now, link) - start
+    return Clocks(now, link)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The layers of one GPU of a stage, and what is known of its turns."""
+
+    num_layers: int
+    reached: int
+    first: bool
+    last: bool
+    groups: int = 1
+    in_turn: int = 1  # micro-batches that go through a group before the next one's turn
+
+    def of_groups(self) -> list[tuple[int, int]]:
+        """Layers of each group, and how many of them the backward pass reaches: the last."""
+        found, before = [], 0
+        for group in range(self.groups):
+            number = self.num_layers // self.groups + (group < self.num_layers % self.groups)
+            before += number
+            found.append((number, max(0, min(number, before - (self.num_layers - self.reached)))))
+        return found
+
+
+def beside(seconds: float, busy_s: float, taken_fraction: float) -> float:
+    """How long kernels of `seconds` take while a collective runs for `busy_s`, which takes a part of the SMs."""
+    return seconds + taken_fraction * min(seconds, max(0.0, busy_s))
+
+
+def gradients_left_s(work: Work, messages: Messages, held: Held) -> float:
+    """What adding up gradients over replicas makes the end of a stage's backward passes later.
+
+    A group's gradients are whole when its last micro-batch is through. While they are added up, micro-batches run through the group before
+    it, whose gradients follow: one after the other on one link.
+    """
+    if not messages.reduce_s and not messages.reduce_rest_s:
+        return 0.0
+    without_s, with_s = (_backward_of_groups(work, messages, held, reduces=reduces) for reduces in (False, True))
+    return max(0.0, with_s - without_s)
+
+
+def _backward_of_groups(work: Work, messages: Messages, held: Held, *, reduces: bool) -> float:
+    """From the last micro-batch of the last group to the end of that of the first."""
+    now = link = 0.0
+    for group, (num_layers, reached) in reversed(list(enumerate(held.of_groups()))):
+        first, last = held.first and group == 0, held.last and group == held.groups - 1
+        passed = partial(_backward, work, messages, num_layers, first=first, last=last, reached=reached, record=_ignore)
+        if group < held.groups - 1:
+            others_s = (held.in_turn - 1) * max(passed(reduces=False, start=Clocks(0.0, 0.0)))
+            now += beside(others_s, link - now, messages.taken_fraction)
+        now, link = passed(reduces=reduces, start=Clocks(now, max(now, link)))
+    return max(now, link)
+
+
+def weights_left_s(work: Work, messages: Messages, held: Held, arrives_s: float) -> float:
+    """What gathering updated weights makes the first micro-batch of a stage later.
+
+    The weights of one layer follow those of another from the step's start on; `arrives_s` is when the first micro-batch comes.
+    """
+    if not messages.updated_s and not messages.updated_rest_s:
+        return 0.0
+    now, plain, link = arrives_s, arrives_s, 0.0
+    for group, (num_layers, reached) in enumerate(held.of_groups()):
+        first, last = held.first and group == 0, held.last and group == held.groups - 1
+        passed = partial(_forward, work, messages, num_layers, first=first, last=last, reached=reached, record=_ignore)
+        ran_s = passed(updates=False, start=Clocks(0.0, 0.0)).stream_s
+        now, link = passed(updates=True, start=Clocks(now, link))
+        others_s = (held.in_turn - 1) * ran_s
+        now, plain = now + beside(others_s, link - now, messages.taken_fraction), plain + ran_s + others_s
+    return max(0.0, now - plain)
 
 
 def whole_step(work: Work, messages: Messages, layout: Layout, parts: Layers) -> float:
@@ -194,15 +310,16 @@ def both_passes(work: Work, messages: Messages, layout: Layout, parts: Layers) -
     stage; interleaved, the way there and back is as many times shorter as a GPU has groups of layers, and there are as many more sends.
     """
     micro, stages, chunks, ways = layout.micro_batches, layout.pp, layout.virtual_stages, crossings(parts, layout.pp, work.trains)
-    ahead, ahead_forward, total, total_forward, way_back, ends = 0.0, 0.0, 0.0, 0.0, 0.0, []
+    ahead, ahead_forward, total, total_forward, way_back, late, ends = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, []
     for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(stages), parts.reached_per_stage(stages), strict=True)):
         first, last = stage == 0, stage == stages - 1
+        held = Held(num_layers=num_layers, reached=reached, first=first, last=last, groups=chunks, in_turn=min(micro, stages))
         forward = forward_pass(work, messages, num_layers, first=first, last=last)
-        backward, summed = (
-            backward_pass(work, messages, num_layers, first=first, last=last, reduces=reduces, reached=reached) if work.trains else 0.0
-            for reduces in (False, True)
-        )
-        longer = summed - backward
+        backward, longer = 0.0, 0.0
+        if work.trains:
+            backward = backward_pass(work, messages, num_layers, first=first, last=last, reduces=False, reached=reached)
+            longer = gradients_left_s(work, messages, held)
+        late = max(late, weights_left_s(work, messages, held, ahead_forward / chunks + stage * messages.send_s))
         sends = messages.send_s * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
         done = ahead / chunks + ways * stage * messages.send_s + micro * (forward + backward) + ways * sends
         if done > total:
@@ -210,7 +327,8 @@ def both_passes(work: Work, messages: Messages, layout: Layout, parts: Layers) -
         ends.append((way_back + stage * messages.send_s, longer))
         ahead, ahead_forward = ahead + forward + backward, ahead_forward + forward
         way_back += backward / chunks
-    whole = max(total, *(total - before + longer for before, longer in ends))
+    whole = max(total, *(total - before + longer for before, longer in ends)) + late
+    total_forward += late
     return Pass(total_forward, whole - total_forward) if work.trains else Pass(whole, 0.0)
 
 
@@ -275,7 +393,9 @@ def drawn(work: Work, messages: Messages, layout: Layout, parts: Layers) -> tupl
             def record(track: str, name: str, start_s: float, end_s: float, whose: str = whose) -> None:
                 spans.append(Span(0, track, name + whose, start_s, end_s))
 
-            now += forward_pass(work, messages, parts.number, first=True, last=True, record=record, start=now)
+            now += forward_pass(
+                work, messages, parts.number, first=True, last=True, updates=micro == 0, reached=parts.reached, record=record, start=now
+            )
             if work.trains:
                 now += backward_pass(
                     work, messages, parts.number, first=True, last=True, reduces=final, reached=parts.reached, record=record, start=now

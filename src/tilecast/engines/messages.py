@@ -91,7 +91,9 @@ class Messages:
     wait_back_s: float = 0.0
     send_s: float = 0.0
     taken_fraction: float = 0.0
-    after_s: float = 0.0  # weights gathered behind a sharded optimizer
+    updated_s: float = 0.0  # a layer's weights, gathered while the first micro-batch runs: a sharded optimizer updated them
+    updated_rest_s: float = 0.0
+    after_s: float = 0.0  # the same of all weights at once, behind the optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +197,14 @@ def _of_replicas(found: Messages, listed: Listed, divided: Divided, size: Sizes,
     reduce_s = reduced_s(max(0.0, size.trained_layer - unique), stage.num_reached)
     reduce_rest_s = reduced_s(size.trained_rest, stage.ends)
     weights_bytes = every_bytes / size.reduced * size.item
-    after_s = listed.each_s("dp", "all_gather", weights_bytes, 1, "weights of sharded optimizer") if layout.zero else 0.0
-    return replace(found, reduce_s=reduce_s, reduce_rest_s=reduce_rest_s, after_s=after_s)
+    found = replace(found, reduce_s=reduce_s, reduce_rest_s=reduce_rest_s)
+    if not layout.zero:
+        return found
+    weights_s = listed.each_s("dp", "all_gather", weights_bytes, 1, "weights of sharded optimizer")
+    if not layout.overlap_gather:
+        return replace(found, after_s=weights_s)
+    each_s = weights_s / size.trained(stage.num_reached, True)
+    return replace(found, updated_s=each_s * size.trained_layer, updated_rest_s=each_s * size.trained_rest)
 
 
 def _of_tensor_sums(found: Messages, listed: Listed, divided: Divided, stage: Stage) -> Messages:

@@ -24,6 +24,7 @@ class Layout:
     ep: int = 1
     micro_batches: int = 1
     zero: int = 0  # what `dp` ranks divide: nothing, optimizer states, gradients too
+    overlap_gather: bool = True  # weights that such ranks updated are gathered during the next step's first pass, as Megatron's recipes do
     sequence_parallel: bool = False
     schedule: str = "1f1b"
     virtual_stages: int = 1  # groups of layers that one GPU holds, with the schedule `interleaved`
