@@ -350,13 +350,14 @@ def test_updated_weights_arrive_while_the_first_micro_batch_runs():
     # and starts at 0.5 + 1.0, 0.5 too early; those behind it are there in time.
     held = Held(num_layers=4, reached=4, first=True, last=True)
     messages = Messages(updated_s=1.5, updated_rest_s=0.5)
-    assert weights_left_s(work(), messages, held, 0.0) == pytest.approx(0.5 + 0.5)
+    assert weights_left_s(work(), messages, [held]) == pytest.approx(0.5 + 0.5)
     # Slow ones set the pace: 0.5 + 4 x 5, then the last layer; without them it would start at 1 + 3 x 2.
-    assert weights_left_s(work(), replace(messages, updated_s=5.0), held, 0.0) == pytest.approx(20.5 - 7.0)
-    # A stage that waits for its first micro-batch has them by then, and groups behind the first have as long as those before them run.
-    assert weights_left_s(work(), messages, replace(held, first=False), 2.0) == 0.0
+    assert weights_left_s(work(), replace(messages, updated_s=5.0), [held]) == pytest.approx(20.5 - 7.0)
+    # A stage that waits for its first micro-batch has them by then: the first stage alone says how long the step waits.
+    assert weights_left_s(work(), messages, [held, replace(held, first=False)]) == pytest.approx(0.5 + 0.5)
+    # Groups behind the first have as long as the micro-batches of those before them run.
     groups = replace(held, first=False, last=False, groups=2, in_turn=4)
-    assert weights_left_s(work(), Messages(updated_s=4.0), groups, 0.0) == pytest.approx(4.0 + (8.0 - 6.0))
+    assert weights_left_s(work(), Messages(updated_s=4.0), [groups]) == pytest.approx(4.0 + (8.0 - 6.0))
 
 
 @given(times, times, times, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.floats(0.0, 0.3))

@@ -250,6 +250,17 @@ class Held:
         return found
 
 
+def held_by_stages(layout: Layout, parts: Layers) -> list[Held]:
+    stages = layout.pp
+    return [
+        Held(
+            num_layers=num_layers, reached=reached, first=stage == 0, last=stage == stages - 1, groups=layout.virtual_stages,
+            in_turn=min(layout.micro_batches, stages),
+        )
+        for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(stages), parts.reached_per_stage(stages), strict=True))
+    ]  # fmt: skip
+
+
 def beside(seconds: float, busy_s: float, taken_fraction: float) -> float:
     """How long kernels of `seconds` take while a collective runs for `busy_s`, which takes a part of the SMs."""
     return seconds + taken_fraction * min(seconds, max(0.0, busy_s))
@@ -280,13 +291,20 @@ def _backward_of_groups(work: Work, messages: Messages, held: Held, *, reduces: 
     return max(now, link)
 
 
-def weights_left_s(work: Work, messages: Messages, held: Held, arrives_s: float) -> float:
-    """What gathering updated weights makes the first micro-batch of a stage later.
-
-    The weights of one layer follow those of another from the step's start on; `arrives_s` is when the first micro-batch comes.
-    """
+def weights_left_s(work: Work, messages: Messages, stages: list[Held]) -> float:
+    """What gathering updated weights makes the step later: the stage that waits longest says so."""
     if not messages.updated_s and not messages.updated_rest_s:
         return 0.0
+    arrives_s, late_s = 0.0, 0.0
+    for held in stages:
+        late_s = max(late_s, _late_s(work, messages, held, arrives_s))
+        forward_s = forward_pass(work, messages, held.num_layers, first=held.first, last=held.last)
+        arrives_s += forward_s / held.groups + messages.send_s
+    return late_s
+
+
+def _late_s(work: Work, messages: Messages, held: Held, arrives_s: float) -> float:
+    """Of one stage, whose first micro-batch comes at `arrives_s`. Weights are gathered layer by layer from the step's start on."""
     now, plain, link = arrives_s, arrives_s, 0.0
     for group, (num_layers, reached) in enumerate(held.of_groups()):
         first, last = held.first and group == 0, held.last and group == held.groups - 1
@@ -310,16 +328,14 @@ def both_passes(work: Work, messages: Messages, layout: Layout, parts: Layers) -
     stage; interleaved, the way there and back is as many times shorter as a GPU has groups of layers, and there are as many more sends.
     """
     micro, stages, chunks, ways = layout.micro_batches, layout.pp, layout.virtual_stages, crossings(parts, layout.pp, work.trains)
-    ahead, ahead_forward, total, total_forward, way_back, late, ends = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, []
-    for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(stages), parts.reached_per_stage(stages), strict=True)):
-        first, last = stage == 0, stage == stages - 1
-        held = Held(num_layers=num_layers, reached=reached, first=first, last=last, groups=chunks, in_turn=min(micro, stages))
-        forward = forward_pass(work, messages, num_layers, first=first, last=last)
+    held = held_by_stages(layout, parts)
+    ahead, ahead_forward, total, total_forward, way_back, ends = 0.0, 0.0, 0.0, 0.0, 0.0, []
+    for stage, each in enumerate(held):
+        forward = forward_pass(work, messages, each.num_layers, first=each.first, last=each.last)
         backward, longer = 0.0, 0.0
         if work.trains:
-            backward = backward_pass(work, messages, num_layers, first=first, last=last, reduces=False, reached=reached)
-            longer = gradients_left_s(work, messages, held)
-        late = max(late, weights_left_s(work, messages, held, ahead_forward / chunks + stage * messages.send_s))
+            backward = _plain_backward_s(work, messages, each)
+            longer = gradients_left_s(work, messages, each)
         sends = messages.send_s * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
         done = ahead / chunks + ways * stage * messages.send_s + micro * (forward + backward) + ways * sends
         if done > total:
@@ -327,9 +343,15 @@ def both_passes(work: Work, messages: Messages, layout: Layout, parts: Layers) -
         ends.append((way_back + stage * messages.send_s, longer))
         ahead, ahead_forward = ahead + forward + backward, ahead_forward + forward
         way_back += backward / chunks
+    late = weights_left_s(work, messages, held)
     whole = max(total, *(total - before + longer for before, longer in ends)) + late
     total_forward += late
     return Pass(total_forward, whole - total_forward) if work.trains else Pass(whole, 0.0)
+
+
+def _plain_backward_s(work: Work, messages: Messages, held: Held) -> float:
+    """Of one micro-batch of a stage, while replicas add nothing up."""
+    return backward_pass(work, messages, held.num_layers, first=held.first, last=held.last, reduces=False, reached=held.reached)
 
 
 def exposed(silent: Pass, spoken: Pass, after: float) -> Exposed:
@@ -379,7 +401,8 @@ MOST_SPANS = 20_000  # of a trace
 def drawn(work: Work, messages: Messages, layout: Layout, parts: Layers) -> tuple[Span, ...]:
     """Spans of one GPU per stage: block by block without stages, else a span for every micro-batch in the order the schedule runs them.
 
-    Of a very long step the first micro-batches.
+    Stages are priced by a formula, from which a schedule's own end differs by a few thousandths where they are unequal: it is stretched
+    by as much. Of a very long step the first micro-batches, as long as they are.
     """
     spans: list[Span] = []
     chunks = layout.virtual_stages
@@ -401,28 +424,32 @@ def drawn(work: Work, messages: Messages, layout: Layout, parts: Layers) -> tupl
                     work, messages, parts.number, first=True, last=True, reduces=final, reached=parts.reached, record=record, start=now
                 )
         return tuple(spans)
-    per_stage = list(zip(parts.per_stage(layout.pp), parts.reached_per_stage(layout.pp), strict=True))
+    stages = held_by_stages(layout, parts)
     times = [
         (
-            forward_pass(work, messages, num_layers, first=stage == 0, last=stage == layout.pp - 1),
-            backward_pass(work, messages, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=False, reached=reached),
+            forward_pass(work, messages, held.num_layers, first=held.first, last=held.last),
+            _plain_backward_s(work, messages, held) if work.trains else 0.0,
         )
-        for stage, (num_layers, reached) in enumerate(per_stage)
+        for held in stages
     ]
     ran = [each for each in _in_schedule(layout, times, shown, messages.send_s) if each.end_s > each.start_s]
     spans = [Span(each.stage, "stream", _name_of(each.turn, chunks), each.start_s, each.end_s) for each in ran]
     sent = [
         Span(each.stage, "collectives", f"send {_name_of(each.turn, chunks)}", each.end_s, each.end_s + messages.send_s)
         for each in ran
-        if messages.send_s and _is_sent(each, per_stage, chunks)
+        if messages.send_s and _is_sent(each, stages)
     ]
     told: list[Span] = []
-    for stage, (num_layers, reached) in enumerate(per_stage):
-        whole = backward_pass(work, messages, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=True, reached=reached)
-        open_s = whole - times[stage][1] if work.trains else 0.0
+    for stage, held in enumerate(stages):
+        open_s = gradients_left_s(work, messages, held) if work.trains else 0.0
         end_s = max(span.end_s for span in spans if span.stage == stage)
         told += [Span(stage, "collectives", "gradients that nothing hides", end_s, end_s + open_s)] if open_s > 0 else []
-    return (*spans, *sent, *told)
+    late_s = weights_left_s(work, messages, stages)
+    waits = [Span(stage, "collectives", "updated weights that nothing hides", 0.0, late_s) for stage in range(layout.pp) if late_s]
+    every = [*spans, *sent, *told]
+    ends_s = max(span.end_s for span in every)
+    stretch = (whole_step(work, messages, layout, parts) - late_s) / ends_s if shown == layout.micro_batches else 1.0
+    return (*waits, *(replace(span, start_s=late_s + stretch * span.start_s, end_s=late_s + stretch * span.end_s) for span in every))
 
 
 def _in_schedule(layout: Layout, times_s: list[tuple[float, float]], micro: int, send_s: float) -> tuple[Ran, ...]:
@@ -439,13 +466,13 @@ def _name_of(turn: Turn, chunks: int) -> str:
     return f"micro-batch {turn.micro_batch} {'backward' if turn.backward else 'forward'}{which}"
 
 
-def _is_sent(ran: Ran, per_stage: list[tuple[int, int]], chunks: int) -> bool:
+def _is_sent(ran: Ran, stages: list[Held]) -> bool:
     """Whether another stage waits for it: gradients go back only to stages that train."""
     if not ran.turn.backward:
-        return ran.stage + 1 < len(per_stage) or ran.turn.chunk < chunks - 1
+        return ran.stage + 1 < len(stages) or ran.turn.chunk < stages[0].groups - 1
     if ran.stage == 0:
-        return ran.turn.chunk > 0 and per_stage[-1][1] > 0
-    return per_stage[ran.stage - 1][1] > 0
+        return ran.turn.chunk > 0 and stages[-1].reached > 0
+    return stages[ran.stage - 1].reached > 0
 
 
 def scaled(base: Interval, seconds: float) -> Interval:
