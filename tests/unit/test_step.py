@@ -10,8 +10,9 @@ import pytest
 import tilecast as package
 from tilecast.engines.eager import Clocks, host_cost
 from tilecast.engines.eager import run as run_clocks
-from tilecast.engines.step import predict_step
+from tilecast.engines.step import predict_layouts, predict_step
 from tilecast.errors import InvalidInput, MissingExtra, UnknownName
+from tilecast.workloads.layout import Layout
 from tilecast.workloads.opgraph import Node, OpGraph, Segment, TensorShape
 
 ASKED = {"mode": "training", "batch": 4, "seq": 256, "optimizer": None}
@@ -241,7 +242,6 @@ def test_a_traced_graph_keeps_its_own_format_and_may_run_as_tf32():
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --dp 2 --ep 2", "ep needs a model with experts", 2),
         ("step Switch-XL-4 --gpu l4 --mode training --batch 9 --seq 128 --dp 3 --ep 3", "ep = 3 must divide the 4 experts", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --dp 2 --zero 3", "zero = 3 must be one of 0, 1, 2", 2),
-        ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --dp 2 --no-overlap-gather", "--no-overlap-gather is for --dp", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --pp 2 --schedule zigzag", "schedule = 'zigzag' must be one of", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --pp 2 --virtual-stages 2", "needs the schedule interleaved", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 16 --seq 128 --dp 16", "its network is not known; give", 2),
@@ -258,6 +258,34 @@ def test_a_wrong_question_is_one_sentence(tilecast, line, said, code):
     assert (result.code, result.out) == (code, "")
     assert said in result.err
     assert len(result.err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--mode training --zero 1", "zero = 1 divides what dp ranks hold alike, and dp = 1"),
+        ("--mode training --tp 2 --zero 2", "zero = 2 divides what dp ranks hold alike, and dp = 1"),
+        ("--mode training --dp 2 --fsdp 2 --zero 1", "zero = 1 and fsdp = 2 exclude one another"),
+        ("--mode training --dp 4 --fsdp --zero 1", "zero = 1 and fsdp = 4 exclude one another"),
+        ("--dp 2 --zero 1", "zero = 1 is for training"),
+        ("--mode training --dp 2 --sequence-parallel", "sequence_parallel divides by tokens what tp leaves whole, and tp = 1"),
+        ("--mode training --schedule interleaved", "schedule = 'interleaved' is an order of pipeline stages, and pp = 1"),
+        ("--mode training --dp 2 --schedule gpipe", "schedule = 'gpipe' is an order of pipeline stages, and pp = 1"),
+        ("--mode training --pp 2 --micro-batches 2 --schedule interleaved", "needs virtual_stages of 2 or more"),
+        ("--mode training --dp 2 --no-overlap-gather", "overlap_gather is for dp with zero = 1 or 2"),
+        ("--mode training --dp 2 --overlap-gather", "--overlap-gather is for --dp with --zero 1 or 2"),
+    ],
+)
+def test_an_option_that_does_nothing_is_refused(tilecast, options, said):
+    result = tilecast(*f"step GPT2-Large --gpu a100-sxm-80gb --batch 8 --seq 128 {options}".split())
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err and len(result.err.strip().splitlines()) == 1
+
+
+def test_a_list_of_layouts_may_have_options_that_do_nothing():
+    asked = {"mode": "training", "batch": 8, "seq": 128}
+    idle, plain = predict_layouts("GPT2-Large", "a100-sxm-80gb", [Layout(tp=2, schedule="gpipe"), Layout(tp=2)], **asked)
+    assert idle.step_s == plain.step_s
 
 
 def test_a_gather_behind_the_optimizer_is_asked_for_again_in_both_languages(tilecast):

@@ -72,9 +72,8 @@ def command(
             raise InvalidInput("--recompute and --recompute-attention exclude one another")
         given["recompute"] = "selective"
     if (overlaps := given.pop("overlap_gather")) is not None:
-        if not (given["zero"] and given["dp"] > 1):
-            flag = "--overlap-gather" if overlaps else "--no-overlap-gather"
-            raise InvalidInput(f"{flag} is for --dp with --zero 1 or 2: otherwise every GPU updates all its weights")
+        if overlaps and not given["zero"]:
+            raise InvalidInput("--overlap-gather is for --dp with --zero 1 or 2: otherwise every GPU updates all its weights")
         given["overlap_gather"] = overlaps
     if network is not None:
         given["network_bytes_per_s"] = units.parse("network_bytes_per_s", network)

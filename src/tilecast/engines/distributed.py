@@ -107,7 +107,7 @@ def _ignore(track: str, name: str, start_s: float, end_s: float) -> None:
     """Nobody draws it."""
 
 
-class Clocks(NamedTuple):
+class Ends(NamedTuple):
     """When the kernels of a GPU are done, and when its collectives are."""
 
     stream_s: float
@@ -123,15 +123,15 @@ def forward_pass(
     `updates`: it is the step's first, and weights that a sharded optimizer updated, of the last `reached` layers, are gathered meanwhile.
     """
     ends = _forward(
-        work, messages, num_layers, first=first, last=last, updates=updates, reached=reached, record=record, start=Clocks(start, start)
+        work, messages, num_layers, first=first, last=last, updates=updates, reached=reached, record=record, start=Ends(start, start)
     )
     return ends.stream_s - start
 
 
 def _forward(
     work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, updates: bool, reached: int | None, record: Record,
-    start: Clocks,
-) -> Clocks:  # fmt: skip
+    start: Ends,
+) -> Ends:  # fmt: skip
     shared = messages.gather_s > 0 or messages.gather_rest_s > 0
     stop = 0 if reached is None else num_layers - reached
     updated, updated_rest = (messages.updated_s, messages.updated_rest_s) if updates else (0.0, 0.0)
@@ -169,7 +169,7 @@ def _forward(
             now = max(now, link)
         record("stream", "head and loss", now, now + work.back.forward_s)
         now += work.back.forward_s
-    return Clocks(now, link)
+    return Ends(now, link)
 
 
 def backward_pass(
@@ -181,15 +181,15 @@ def backward_pass(
     It runs through the last `reached` of the layers [default: all], those before have nothing to train.
     """
     ends = _backward(
-        work, messages, num_layers, first=first, last=last, reduces=reduces, reached=reached, record=record, start=Clocks(start, start)
+        work, messages, num_layers, first=first, last=last, reduces=reduces, reached=reached, record=record, start=Ends(start, start)
     )
     return max(ends) - start
 
 
 def _backward(
     work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, reduces: bool, reached: int | None, record: Record,
-    start: Clocks,
-) -> Clocks:  # fmt: skip
+    start: Ends,
+) -> Ends:  # fmt: skip
     shared = messages.gather_s > 0 or messages.gather_rest_s > 0
     stop = 0 if reached is None else num_layers - reached
     now, link = start
@@ -226,7 +226,7 @@ def _backward(
         opened = max(link, now)
         link = opened + told
         record("collectives", "gradients of embeddings and head", opened, link)
-    return Clocks(now, link)
+    return Ends(now, link)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,9 +285,9 @@ def _backward_of_groups(work: Work, messages: Messages, held: Held, *, reduces: 
         first, last = held.first and group == 0, held.last and group == held.groups - 1
         passed = partial(_backward, work, messages, num_layers, first=first, last=last, reached=reached, record=_ignore)
         if group < held.groups - 1:
-            others_s = (held.in_turn - 1) * max(passed(reduces=False, start=Clocks(0.0, 0.0)))
+            others_s = (held.in_turn - 1) * max(passed(reduces=False, start=Ends(0.0, 0.0)))
             now += beside(others_s, link - now, messages.taken_fraction)
-        now, link = passed(reduces=reduces, start=Clocks(now, max(now, link)))
+        now, link = passed(reduces=reduces, start=Ends(now, max(now, link)))
     return max(now, link)
 
 
@@ -309,8 +309,8 @@ def _late_s(work: Work, messages: Messages, held: Held, arrives_s: float) -> flo
     for group, (num_layers, reached) in enumerate(held.of_groups()):
         first, last = held.first and group == 0, held.last and group == held.groups - 1
         passed = partial(_forward, work, messages, num_layers, first=first, last=last, reached=reached, record=_ignore)
-        ran_s = passed(updates=False, start=Clocks(0.0, 0.0)).stream_s
-        now, link = passed(updates=True, start=Clocks(now, link))
+        ran_s = passed(updates=False, start=Ends(0.0, 0.0)).stream_s
+        now, link = passed(updates=True, start=Ends(now, link))
         others_s = (held.in_turn - 1) * ran_s
         now, plain = now + beside(others_s, link - now, messages.taken_fraction), plain + ran_s + others_s
     return max(0.0, now - plain)

@@ -130,11 +130,14 @@ def predict_step(
         dp=dp, fsdp=fsdp, tp=tp, pp=pp, ep=ep, micro_batches=micro_batches, zero=zero, overlap_gather=overlap_gather,
         sequence_parallel=sequence_parallel, schedule=schedule, virtual_stages=virtual_stages,
     )  # fmt: skip
-    return predict_layouts(
+    layout.refuse_what_does_nothing(mode)
+    (found,) = predict_layouts(
         model, gpu, [layout], mode=mode, batch=batch, seq=seq, dtype=dtype, runtime=runtime, attention=attention, recompute=recompute,
         optimizer=optimizer, master_weights=master_weights, fp32_gradients=fp32_gradients, node=node,
         network_bytes_per_s=network_bytes_per_s, learned=learned, price=price, profile=profile, overrides=overrides, draw=draw,
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    layout.refuse_what_does_nothing(found.inputs["mode"])
+    return found
 
 
 def predict_layouts(
@@ -160,7 +163,10 @@ def predict_layouts(
     overrides: Mapping[str, object] | None = None,
     draw: bool = False,
 ) -> list[StepPrediction]:
-    """The same step under many layouts, each exactly what `predict_step` says of it; kernels that several share are priced once."""
+    """The same step under many layouts, each exactly what `predict_step` says of it; kernels that several share are priced once.
+
+    An option that does nothing in one of them (a schedule without stages) is not refused: lists are made of all combinations.
+    """
     spec = hardware.gpu(gpu, overrides)
     if runtime not in RUNTIMES:
         raise InvalidInput(f"runtime = {runtime!r} must be one of {', '.join(RUNTIMES)}")
