@@ -203,6 +203,7 @@ def test_a_gpu_has_at_least_one_head_of_keys():
     assert (1, 1, 2, 128, 32) in shapes_of(part, "aten.clone", "forward")
     assert (1, 1, 128, 32) in shapes_of(part, "aten.add", "forward")
     assert (32, 512) in {tensor.shape for tensor, _ in part.parameters}
+    assert shapes_of(part, "aten.rsqrt", "forward") == {(1, 16, 1)}  # 128 tokens are no width of 128
     with pytest.raises(InvalidInput, match="tp = 32 must divide the 16 attention heads"):
         tensor_parallel(undivided(traced(GROUPED, "training", "flash", batch=1, seq=128)), 32)
 
@@ -214,6 +215,8 @@ def test_queries_keys_and_values_of_one_layer_are_divided_by_heads(ways, heads):
     config |= {"num_key_value_heads": 2, "num_hidden_layers": 2}
     part = tensor_parallel(undivided(traced(config, "training", "flash", batch=1, seq=128)), ways).graph
     assert (32 * heads, 512) in {tensor.shape for tensor, _ in part.parameters}
+    given = {tensor.shape for node in part.nodes() if node.op == "aten.cat" and node.phase == "backward" for tensor in node.inputs}
+    assert (1, 128, 32) in given and (1, 128, 2 * 32) not in given
 
 
 @pytest.mark.parametrize(

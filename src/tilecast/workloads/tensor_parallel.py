@@ -103,8 +103,8 @@ def anatomy(graph: OpGraph) -> Anatomy:
     weights = frozenset(shape for shape in matrices if shape in multiplied or shape[::-1] in multiplied)
     widths = {other for shape in weights for one, other in (shape, shape[::-1]) if one == hidden and other != hidden}
     keys = _shared_keys(forward, heads, batch, tokens)
-    few = {each.number * each.width for each in keys if each.number > 1}
-    wide = frozenset(width for width in widths if width * SMALLEST_WIDTH >= hidden or width in few)
+    few = {each.number * each.width for each in keys if each.number > 1} - {hidden}
+    wide = frozenset(width for width in widths if width * SMALLEST_WIDTH >= hidden) | few
     inner = next((shape for shape in sorted(weights) if hidden not in shape and SMALLEST_WIDTH * min(shape) >= hidden), None)
     if inner is not None:
         size = f"{inner[0]} x {inner[1]}"
@@ -184,7 +184,7 @@ class _Maps:
         (m, k), (_, n) = left.shape, right.shape
         size = {"m": m, "k": k, "n": n}
         if along is not None:
-            size[along] = self._part(size[along])
+            size[along] = self._width(size[along])
         bias = tuple(self.tensor(tensor) for tensor in node.inputs[:-2])
         inputs = (*bias, TensorShape(left.dtype, (size["m"], size["k"])), TensorShape(right.dtype, (size["k"], size["n"])))
         return replace(node, inputs=inputs, outputs=self._tensors(node.outputs), frees=self._tensors(node.frees))
@@ -203,8 +203,8 @@ class _Maps:
             return tensor
         return TensorShape(tensor.dtype, _smaller(tensor.shape, parts), tensor.distinct and _smaller(tensor.distinct, parts))
 
-    def _part(self, size: int) -> int:
-        """One GPU's of a size that is divided."""
+    def _width(self, size: int) -> int:
+        """One GPU's of a width that is divided: whole heads, where it is one of heads."""
         known = (keys.widths(self.ways).get(size) for keys in self.body.keys)
         return next((own for own in known if own is not None), math.ceil(size / self.ways))
 
@@ -215,7 +215,10 @@ class _Maps:
                 own = math.ceil(keys.number / self.ways)
                 return {1: own, 2: keys.queries // self.ways // own}
         axis = self._axis(shape)
-        return {} if axis is None else {axis: self._part(shape[axis])}
+        if axis is None:
+            return {}
+        is_width = axis == len(shape) - 1 or shape in self.body.weights or shape[::-1] in self.body.weights
+        return {axis: self._width(shape[axis]) if is_width else math.ceil(shape[axis] / self.ways)}
 
     def _axis(self, shape: tuple[int, ...]) -> int | None:
         body, rank = self.body, len(shape)
