@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tilecast import hardware
-from tilecast.engines.distributed import Work, backward_pass, exposed, forward_pass, whole_step
+from tilecast.engines.distributed import Held, Work, backward_pass, exposed, forward_pass, gradients_left_s, weights_left_s, whole_step
 from tilecast.engines.messages import Messages, Pass
 from tilecast.engines.schedules import gpipe, interleaved, one_forward_one_backward, run_in_order
 from tilecast.engines.step import predict_layouts, predict_step
@@ -61,6 +61,7 @@ def test_no_layout_beats_its_share_of_the_work(how):
 STAGES = {"pp": 4, "micro_batches": 8}
 LAYOUTS = [
     {}, {"dp": 8}, {"fsdp": 8}, {"dp": 2, "fsdp": 4}, {"dp": 8, "zero": 1}, {"dp": 8, "zero": 2}, {"tp": 8},
+    {"dp": 8, "zero": 1, "overlap_gather": False}, {"dp": 4, "zero": 1} | STAGES | {"schedule": "interleaved", "virtual_stages": 2},
     {"tp": 4, "sequence_parallel": True}, STAGES, STAGES | {"schedule": "gpipe"}, STAGES | {"schedule": "interleaved", "virtual_stages": 2},
     {"fsdp": 4, "pp": 2, "micro_batches": 4}, {"dp": 4, "tp": 2, "pp": 2, "zero": 1, "micro_batches": 4, "sequence_parallel": True},
 ]  # fmt: skip
@@ -87,9 +88,12 @@ def test_a_step_is_its_phases_and_communication_is_part_of_them(how, optimizer):
 def test_every_phase_waits_for_its_own_messages():
     asked = ASKED | {"batch": 32}
     waits = {name: predict_step(MODEL, GPU, **asked, **how).exposed_s for name, how in
-             {"dp": {"dp": 8}, "zero": {"dp": 8, "zero": 1}, "fsdp": {"fsdp": 8}, "tp": {"tp": 8}}.items()}  # fmt: skip
+             {"dp": {"dp": 8}, "zero": {"dp": 8, "zero": 1}, "behind": {"dp": 8, "zero": 1, "overlap_gather": False}, "fsdp": {"fsdp": 8},
+              "tp": {"tp": 8}}.items()}  # fmt: skip
     assert [waits["dp"][phase] > 0 for phase in ("forward", "backward", "optimizer")] == [False, True, False]
-    assert [waits["zero"][phase] > 0 for phase in ("forward", "backward", "optimizer")] == [False, True, True]
+    assert [waits["zero"][phase] > 0 for phase in ("forward", "backward", "optimizer")] == [True, True, False]
+    assert [waits["behind"][phase] > 0 for phase in ("forward", "backward", "optimizer")] == [False, True, True]
+    assert waits["zero"]["forward"] < waits["behind"]["optimizer"]
     assert [waits["fsdp"][phase] > 0 for phase in ("forward", "backward", "optimizer")] == [True, True, False]
     # Sums behind a weight's gradient hide in the backward pass alone.
     assert waits["tp"]["forward"] > waits["tp"]["backward"] > 0.0
@@ -205,6 +209,26 @@ def test_stages_send_activations_forward_and_gradients_back():
     assert (one.family, one.bytes, one.number) == ("send_recv", 8 * 512 * 2048 * 2, 12)
 
 
+@pytest.mark.parametrize("runtime", ["eager", "compiled"])
+@pytest.mark.parametrize("model", ["GPT2-Large", "BERT-Large", "OPT-1.3B"])
+def test_stages_send_the_residual_stream_whatever_ends_a_layer(model, runtime):
+    # Dropout, compiled, ends in a kernel that writes its mask first. 2 texts of 512 tokens, 1,280, 1,024 and 2,048 wide, in fp32.
+    hidden = {"GPT2-Large": 1280, "BERT-Large": 1024, "OPT-1.3B": 2048}[model]
+    found = predict_step(model, GPU, mode="training", batch=8, seq=512, pp=2, micro_batches=4, runtime=runtime)
+    assert [each.bytes for each in found.collectives] == [2 * 512 * hidden * 4]
+
+
+def test_gpus_that_share_a_layer_send_a_part_each_and_put_the_parts_together():
+    # 8 texts of 512 tokens x 2048 x 2 bytes are 16.8 MB: 4 GPUs send 4.2 each. 3 boundaries, 8 micro-batches, both ways: 12 for each GPU.
+    whole = 8 * 512 * 2048 * 2
+    told = {}
+    for name, how in {"alike": {}, "by tokens": {"sequence_parallel": True}}.items():
+        found = predict_step(MODEL, GPU, **ASKED, tp=4, pp=4, micro_batches=8, **how)
+        told[name] = {each.name: (each.bytes, each.number) for each in found.collectives if "stages" in each.name}
+    assert told["alike"] == {"send_recv (stages)": (whole // 4, 12), "all_gather (what stages sent)": (whole, 12)}
+    assert told["by tokens"] == {"send_recv (stages)": (whole // 4, 12)}
+
+
 def test_interleaved_groups_hand_on_from_the_last_stage_to_the_first():
     # 4 stages of 2 groups have 7 boundaries: 8 micro-batches both ways are 112 messages, 28 for each GPU on average.
     found = predict_step(MODEL, GPU, **ASKED, pp=4, micro_batches=8, schedule="interleaved", virtual_stages=2)
@@ -301,6 +325,51 @@ def test_gradients_hide_but_for_the_last():
     messages = Messages(reduce_s=1.0, reduce_rest_s=0.7)
     assert backward_pass(work(), messages, 4, first=True, last=True, reduces=True) == pytest.approx(6 + 4 * 4 + 2 + 0.7)
     assert backward_pass(work(), messages, 4, first=True, last=True, reduces=False) == pytest.approx(6 + 4 * 4 + 2)
+
+
+def test_gradients_of_a_group_hide_behind_the_groups_behind_it():
+    # 2 stages of 2 groups of a layer each, 2 micro-batches; a layer takes 4 backward, its gradients 7. Those of the second group begin when
+    # its last micro-batch is through, and end 1 before the two of the first group do, at 8; the gradients of that are all that is left.
+    held = Held(num_layers=2, reached=2, first=False, last=False, groups=2, in_turn=2)
+    assert gradients_left_s(work(), Messages(reduce_s=7.0), held) == pytest.approx(7.0)
+    # Slow ones follow one another on one link: 2 x 10 from the first's end on, 8 of them behind kernels.
+    assert gradients_left_s(work(), Messages(reduce_s=10.0), held) == pytest.approx(2 * 10.0 - 8.0)
+    # Without groups both layers have the last pass alone: the first sum hides behind the second layer's 4, then 3 + 7.
+    assert gradients_left_s(work(), Messages(reduce_s=7.0), replace(held, groups=1)) == pytest.approx(2 * 7.0 - 4.0)
+    # In the whole step, with stages, groups spare as much.
+    plain, mixed = (
+        whole_step(work(front=0.0, back=0.0), Messages(reduce_s=7.0), Layout(pp=2, micro_batches=2, dp=2, **how), parts(4))
+        for how in ({}, {"schedule": "interleaved", "virtual_stages": 2})
+    )
+    busy, bubble = 2 * 2 * (2.0 + 4.0), 2 * (2.0 + 4.0)
+    assert (plain, mixed) == (pytest.approx(busy + bubble + 10.0), pytest.approx(busy + bubble / 2 + 7.0))
+
+
+def test_updated_weights_arrive_while_the_first_micro_batch_runs():
+    # Before the layers 1, four layers of 2 each. Embeddings' weights take 0.5 and a layer's 1.5, in order: the first layer needs 0.5 + 1.5
+    # and starts at 0.5 + 1.0, 0.5 too early; those behind it are there in time.
+    held = Held(num_layers=4, reached=4, first=True, last=True)
+    messages = Messages(updated_s=1.5, updated_rest_s=0.5)
+    assert weights_left_s(work(), messages, [held]) == pytest.approx(0.5 + 0.5)
+    # Slow ones set the pace: 0.5 + 4 x 5, then the last layer; without them it would start at 1 + 3 x 2.
+    assert weights_left_s(work(), replace(messages, updated_s=5.0), [held]) == pytest.approx(20.5 - 7.0)
+    # A stage that waits for its first micro-batch has them by then: the first stage alone says how long the step waits.
+    assert weights_left_s(work(), messages, [held, replace(held, first=False)]) == pytest.approx(0.5 + 0.5)
+    # Groups behind the first have as long as the micro-batches of those before them run.
+    groups = replace(held, first=False, last=False, groups=2, in_turn=4)
+    assert weights_left_s(work(), Messages(updated_s=4.0), [groups]) == pytest.approx(4.0 + (8.0 - 6.0))
+
+
+@given(times, times, times, st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.floats(0.0, 0.3))
+def test_no_link_is_spared_and_none_is_busier_than_its_messages(layer, reduce, gather, stages, groups, rounds, taken):
+    made = Work(front=Pass(0, 0), layer=Pass(layer, 2 * layer), back=Pass(0, 0), number=stages * groups)
+    how = {"schedule": "interleaved", "virtual_stages": groups} if groups > 1 else {}
+    layout = Layout(pp=stages, dp=2, zero=1, micro_batches=stages * rounds, **how)
+    told = Messages(reduce_s=reduce, updated_s=gather, taken_fraction=taken)
+    silent = whole_step(made, Messages(), layout, parts(stages * groups))
+    spoken = whole_step(made, told, layout, parts(stages * groups))
+    assert silent <= spoken <= silent + (1 + taken) * groups * (reduce + gather) + 1e-9
+    assert spoken >= silent + min(reduce, gather)  # the last gradient and the first weight wait
 
 
 @given(times, times, st.integers(1, 6), st.integers(1, 9))

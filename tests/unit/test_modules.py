@@ -169,6 +169,56 @@ def test_grouped_experts_are_divided_by_tensor_and_expert_parallelism(model, seq
     assert expert_parallel(undivided(whole), 2).exchanged_bytes == described.topk * seq * model_config(model).hidden_size * 2
 
 
+GROUPED = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 32,
+    "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 2048, "rms_norm_eps": 1e-5, "max_position_embeddings": 2048,
+    "tie_word_embeddings": False, "hidden_act": "silu",
+}  # fmt: skip
+
+
+def saved_by_a_layer(graph):
+    (layer,) = (segment for segment in graph.segments if segment.repeat > 1 and segment.nodes[0].phase == "forward")
+    return sum(node.allocated_bytes - node.freed_bytes for node in layer.nodes)
+
+
+def shapes_of(graph, op, phase):
+    return {node.outputs[0].shape for node in graph.nodes() if (node.op, node.phase) == (op, phase)}
+
+
+def test_keys_that_queries_share_are_divided_with_them():
+    # 4 heads of keys, each for 4 queries: of 2 GPUs each has 2 heads for 8 queries, of 4 one for 4.
+    whole = traced(GROUPED, "training", "flash", batch=1, seq=128)
+    for ways, heads in ((2, 2), (4, 1)):
+        part = tensor_parallel(undivided(whole), ways, sequence_parallel=True).graph
+        assert ways * saved_by_a_layer(part) == saved_by_a_layer(whole)  # with the logarithms of softmax's sums: nothing is whole
+        assert (1, heads, 4, 128, 32) in shapes_of(part, "aten.clone", "forward")  # written out for every query
+        assert (1, heads, 1, 128, 32) in shapes_of(part, "aten.sum", "backward")  # and its gradient added up
+        assert (1, heads, 128, 32) in shapes_of(part, "aten.add", "forward")  # turned by their positions
+        assert (128, 32 * heads) in shapes_of(part, "aten.mm", "forward")
+
+
+def test_a_gpu_has_at_least_one_head_of_keys():
+    # 8 GPUs have 2 of 16 queries each, and one of the 4 heads of keys, which two of them share: 32 of its 128 columns.
+    part = tensor_parallel(undivided(traced(GROUPED, "training", "flash", batch=1, seq=128)), 8, sequence_parallel=True).graph
+    assert (1, 1, 2, 128, 32) in shapes_of(part, "aten.clone", "forward")
+    assert (1, 1, 128, 32) in shapes_of(part, "aten.add", "forward")
+    assert (32, 512) in {tensor.shape for tensor, _ in part.parameters}
+    assert shapes_of(part, "aten.rsqrt", "forward") == {(1, 16, 1)}  # 128 tokens are no width of 128
+    with pytest.raises(InvalidInput, match="tp = 32 must divide the 16 attention heads"):
+        tensor_parallel(undivided(traced(GROUPED, "training", "flash", batch=1, seq=128)), 32)
+
+
+@pytest.mark.parametrize(("ways", "heads"), [(2, 8 + 2), (4, 4 + 2), (8, 2 + 2)])
+def test_queries_keys_and_values_of_one_layer_are_divided_by_heads(ways, heads):
+    # Phi-3 makes them in one product: of 16 queries a GPU has its part, of 2 heads of keys and of values at least one each.
+    config = {**CONFIGS["Phi3ForCausalLM"], **{name: GROUPED[name] for name in GROUPED if name != "architectures"}}
+    config |= {"num_key_value_heads": 2, "num_hidden_layers": 2}
+    part = tensor_parallel(undivided(traced(config, "training", "flash", batch=1, seq=128)), ways).graph
+    assert (32 * heads, 512) in {tensor.shape for tensor, _ in part.parameters}
+    given = {tensor.shape for node in part.nodes() if node.op == "aten.cat" and node.phase == "backward" for tensor in node.inputs}
+    assert (1, 128, 32) in given and (1, 128, 2 * 32) not in given
+
+
 @pytest.mark.parametrize(
     ("model", "reason"), [("openai/gpt-oss-20b", "both are 2880 wide"), ("deepseek-ai/DeepSeek-V2-Lite", "4096 x 512")]
 )

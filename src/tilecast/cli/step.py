@@ -36,6 +36,11 @@ MOST_SHOWN = 8
 @click.option("--ep", type=int, default=1, show_default=True, help="Data-parallel ranks among which experts are divided.")
 @click.option("--micro-batches", type=int, default=1, show_default=True, help="Parts of the batch whose gradients are added up.")
 @click.option("--zero", type=int, default=0, show_default=True, help="What --dp ranks divide: 1 optimizer states, 2 gradients too.")
+@click.option(
+    "--overlap-gather/--no-overlap-gather",
+    default=None,
+    help="With --zero: updated weights are gathered during the next step's first pass [default], or all at once behind the optimizer.",
+)
 @click.option("--sequence-parallel", is_flag=True, help="With --tp: norms and residuals are divided by tokens.")
 @click.option("--schedule", default="1f1b", show_default=True, help="Of stages: 1f1b, gpipe or interleaved.")
 @click.option("--virtual-stages", type=int, default=1, show_default=True, help="Groups of layers per GPU, interleaved.")
@@ -66,6 +71,10 @@ def command(
         if given["recompute"]:
             raise InvalidInput("--recompute and --recompute-attention exclude one another")
         given["recompute"] = "selective"
+    if (overlaps := given.pop("overlap_gather")) is not None:
+        if overlaps and not given["zero"]:
+            raise InvalidInput("--overlap-gather is for --dp with --zero 1 or 2: otherwise every GPU updates all its weights")
+        given["overlap_gather"] = overlaps
     if network is not None:
         given["network_bytes_per_s"] = units.parse("network_bytes_per_s", network)
     timeline = target("--trace", trace_path, (".json",), reads=(model, given["profile"]))
@@ -77,9 +86,12 @@ def command(
         say(note)
     usual = dict.fromkeys(("dp", "fsdp", "tp", "pp", "ep", "micro_batches", "virtual_stages"), 1) | {"zero": 0, "schedule": "1f1b"}
     said = {name: value for name, value in given.items() if value not in (None, False) and (name not in usual or value != usual[name])}
+    said |= {"overlap_gather": False} if overlaps is False else {}
     asked = {name: value for name, value in said.items() if name != "network_bytes_per_s"}
     if asked.get("recompute") == "selective":
         asked["recompute_attention"] = bool(asked.pop("recompute"))
+    if asked.get("overlap_gather") is False:
+        asked["no_overlap_gather"] = True
     line = command_line(
         "step", model, gpu=gpu, **asked, network=network, optimizer=optimizer, no_optimizer=no_optimizer, set=assignments,
         breakdown=breakdown, trace=trace_path,

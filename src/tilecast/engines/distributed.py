@@ -2,12 +2,15 @@
 
 The time line is made of blocks: what comes before the layers, the layers, what comes after them. Each GPU has a stream for kernels and one
 for collectives. Sharded weights (fsdp) are gathered a block ahead and gradients scattered behind the backward pass; replicas (dp) add
-gradients in buckets during the last backward pass; tensor-parallel sums wait; pipeline stages follow one another and leave bubbles.
+gradients in buckets as soon as these are whole: during the last backward pass of a group of layers and, where groups are interleaved,
+during the passes of the groups behind it. Weights that a sharded optimizer updated are gathered while the next step's first pass runs.
+Tensor-parallel sums wait; pipeline stages follow one another and leave bubbles.
 `communication_s` is what the step takes longer than the same time line with messages that cost nothing; each phase contains its part of it.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 from tilecast.engines.layout_bytes import GATHERS_AHEAD, Sizes
@@ -104,35 +107,69 @@ def _ignore(track: str, name: str, start_s: float, end_s: float) -> None:
     """Nobody draws it."""
 
 
+class Ends(NamedTuple):
+    """When the kernels of a GPU are done, and when its collectives are."""
+
+    stream_s: float
+    link_s: float
+
+
 def forward_pass(
-    work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, record: Record = _ignore, start: float = 0.0
-) -> float:
-    """When the forward pass of one micro-batch ends. At most two layers are gathered at once."""
+    work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, updates: bool = False, reached: int | None = None,
+    record: Record = _ignore, start: float = 0.0,
+) -> float:  # fmt: skip
+    """When the forward pass of one micro-batch ends. At most two layers are gathered at once.
+
+    `updates`: it is the step's first, and weights that a sharded optimizer updated, of the last `reached` layers, are gathered meanwhile.
+    """
+    ends = _forward(
+        work, messages, num_layers, first=first, last=last, updates=updates, reached=reached, record=record, start=Ends(start, start)
+    )
+    return ends.stream_s - start
+
+
+def _forward(
+    work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, updates: bool, reached: int | None, record: Record,
+    start: Ends,
+) -> Ends:  # fmt: skip
     shared = messages.gather_s > 0 or messages.gather_rest_s > 0
-    link = now = start
+    stop = 0 if reached is None else num_layers - reached
+    updated, updated_rest = (messages.updated_s, messages.updated_rest_s) if updates else (0.0, 0.0)
+    now, link = start
     if shared and (first or last):
-        link += messages.gather_rest_s
-        record("collectives", "gather embeddings and head", start, link)
+        opened, link = link, link + messages.gather_rest_s
+        record("collectives", "gather embeddings and head", opened, link)
         now = link
     if first:
+        if updated_rest:
+            opened, link = link, link + updated_rest
+            record("collectives", "gather updated embeddings and head", opened, link)
+            now = max(now, link)
         begun, now = now, now + work.front.forward_s + messages.wait_front_s
         record("stream", "before the layers", begun, now)
     each = work.layer.forward_s + messages.wait.forward_s + messages.copy.forward_s
-    each += messages.taken_fraction * min(messages.gather_s, work.layer.forward_s)
-    ends = [start, now]
+    each += messages.taken_fraction * min(messages.gather_s + updated, work.layer.forward_s)
+    ends = [start.stream_s, now]
     for layer in range(num_layers):
         if shared:
-            begun = max(link, ends[-GATHERS_AHEAD])
-            link = begun + messages.gather_s
-            record("collectives", f"gather layer {layer}", begun, link)
-        begun = max(now, link) if shared else now
+            opened = max(link, ends[-GATHERS_AHEAD])
+            link = opened + messages.gather_s
+            record("collectives", f"gather layer {layer}", opened, link)
+        if updated and layer >= stop:
+            opened, link = link, link + updated
+            record("collectives", f"gather updated layer {layer}", opened, link)
+        begun = max(now, link) if shared or updated else now
         now = begun + each
         record("stream", f"layer {layer} forward", begun, now)
         ends.append(now)
     if last:
+        if updated_rest and not first:
+            opened, link = link, link + updated_rest
+            record("collectives", "gather updated embeddings and head", opened, link)
+            now = max(now, link)
         record("stream", "head and loss", now, now + work.back.forward_s)
         now += work.back.forward_s
-    return now - start
+    return Ends(now, link)
 
 
 def backward_pass(
@@ -143,17 +180,27 @@ def backward_pass(
 
     It runs through the last `reached` of the layers [default: all], those before have nothing to train.
     """
+    ends = _backward(
+        work, messages, num_layers, first=first, last=last, reduces=reduces, reached=reached, record=record, start=Ends(start, start)
+    )
+    return max(ends) - start
+
+
+def _backward(
+    work: Work, messages: Messages, num_layers: int, *, first: bool, last: bool, reduces: bool, reached: int | None, record: Record,
+    start: Ends,
+) -> Ends:  # fmt: skip
     shared = messages.gather_s > 0 or messages.gather_rest_s > 0
     stop = 0 if reached is None else num_layers - reached
-    link = now = start
+    now, link = start
     if last:
         now += work.back.backward_s + messages.wait_back_s
-        record("stream", "head and loss backward", start, now)
-    ready = start
+        record("stream", "head and loss backward", start.stream_s, now)
+    ready = start.stream_s
     if shared and num_layers > stop:
-        link += messages.gather_s
+        opened, link = link, link + messages.gather_s
         ready = link
-        record("collectives", f"gather layer {num_layers - 1}", start, link)
+        record("collectives", f"gather layer {num_layers - 1}", opened, link)
     reduce, rest = (messages.reduce_s, messages.reduce_rest_s) if reduces else (0.0, 0.0)
     each = work.layer.backward_s + messages.wait.backward_s + messages.copy.backward_s
     beside = messages.gather_s + messages.scatter_s + reduce
@@ -179,7 +226,94 @@ def backward_pass(
         opened = max(link, now)
         link = opened + told
         record("collectives", "gradients of embeddings and head", opened, link)
-    return max(now, link) - start
+    return Ends(now, link)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The layers of one GPU of a stage, and what is known of its turns."""
+
+    num_layers: int
+    reached: int
+    first: bool
+    last: bool
+    groups: int = 1
+    in_turn: int = 1  # micro-batches that go through a group before the next one's turn
+
+    def of_groups(self) -> list[tuple[int, int]]:
+        """Layers of each group, and how many of them the backward pass reaches: the last."""
+        found, before = [], 0
+        for group in range(self.groups):
+            number = self.num_layers // self.groups + (group < self.num_layers % self.groups)
+            before += number
+            found.append((number, max(0, min(number, before - (self.num_layers - self.reached)))))
+        return found
+
+
+def held_by_stages(layout: Layout, parts: Layers) -> list[Held]:
+    stages = layout.pp
+    return [
+        Held(
+            num_layers=num_layers, reached=reached, first=stage == 0, last=stage == stages - 1, groups=layout.virtual_stages,
+            in_turn=min(layout.micro_batches, stages),
+        )
+        for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(stages), parts.reached_per_stage(stages), strict=True))
+    ]  # fmt: skip
+
+
+def beside(seconds: float, busy_s: float, taken_fraction: float) -> float:
+    """How long kernels of `seconds` take while a collective runs for `busy_s`, which takes a part of the SMs."""
+    return seconds + taken_fraction * min(seconds, max(0.0, busy_s))
+
+
+def gradients_left_s(work: Work, messages: Messages, held: Held) -> float:
+    """What adding up gradients over replicas makes the end of a stage's backward passes later.
+
+    A group's gradients are whole when its last micro-batch is through. While they are added up, micro-batches run through the group before
+    it, whose gradients follow: one after the other on one link.
+    """
+    if not messages.reduce_s and not messages.reduce_rest_s:
+        return 0.0
+    without_s, with_s = (_backward_of_groups(work, messages, held, reduces=reduces) for reduces in (False, True))
+    return max(0.0, with_s - without_s)
+
+
+def _backward_of_groups(work: Work, messages: Messages, held: Held, *, reduces: bool) -> float:
+    """From the last micro-batch of the last group to the end of that of the first."""
+    now = link = 0.0
+    for group, (num_layers, reached) in reversed(list(enumerate(held.of_groups()))):
+        first, last = held.first and group == 0, held.last and group == held.groups - 1
+        passed = partial(_backward, work, messages, num_layers, first=first, last=last, reached=reached, record=_ignore)
+        if group < held.groups - 1:
+            others_s = (held.in_turn - 1) * max(passed(reduces=False, start=Ends(0.0, 0.0)))
+            now += beside(others_s, link - now, messages.taken_fraction)
+        now, link = passed(reduces=reduces, start=Ends(now, max(now, link)))
+    return max(now, link)
+
+
+def weights_left_s(work: Work, messages: Messages, stages: list[Held]) -> float:
+    """What gathering updated weights makes the step later: the stage that waits longest says so."""
+    if not messages.updated_s and not messages.updated_rest_s:
+        return 0.0
+    arrives_s, late_s = 0.0, 0.0
+    for held in stages:
+        late_s = max(late_s, _late_s(work, messages, held, arrives_s))
+        forward_s = forward_pass(work, messages, held.num_layers, first=held.first, last=held.last)
+        arrives_s += forward_s / held.groups + messages.send_s
+    return late_s
+
+
+def _late_s(work: Work, messages: Messages, held: Held, arrives_s: float) -> float:
+    """Of one stage, whose first micro-batch comes at `arrives_s`. Weights are gathered layer by layer from the step's start on."""
+    now, plain, link = arrives_s, arrives_s, 0.0
+    for group, (num_layers, reached) in enumerate(held.of_groups()):
+        first, last = held.first and group == 0, held.last and group == held.groups - 1
+        passed = partial(_forward, work, messages, num_layers, first=first, last=last, reached=reached, record=_ignore)
+        ran_s = passed(updates=False, start=Ends(0.0, 0.0)).stream_s
+        now, link = passed(updates=True, start=Ends(now, link))
+        others_s = (held.in_turn - 1) * ran_s
+        now, plain = now + beside(others_s, link - now, messages.taken_fraction), plain + ran_s + others_s
+    return max(0.0, now - plain)
 
 
 def whole_step(work: Work, messages: Messages, layout: Layout, parts: Layers) -> float:
@@ -194,15 +328,14 @@ def both_passes(work: Work, messages: Messages, layout: Layout, parts: Layers) -
     stage; interleaved, the way there and back is as many times shorter as a GPU has groups of layers, and there are as many more sends.
     """
     micro, stages, chunks, ways = layout.micro_batches, layout.pp, layout.virtual_stages, crossings(parts, layout.pp, work.trains)
+    held = held_by_stages(layout, parts)
     ahead, ahead_forward, total, total_forward, way_back, ends = 0.0, 0.0, 0.0, 0.0, 0.0, []
-    for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(stages), parts.reached_per_stage(stages), strict=True)):
-        first, last = stage == 0, stage == stages - 1
-        forward = forward_pass(work, messages, num_layers, first=first, last=last)
-        backward, summed = (
-            backward_pass(work, messages, num_layers, first=first, last=last, reduces=reduces, reached=reached) if work.trains else 0.0
-            for reduces in (False, True)
-        )
-        longer = summed - backward
+    for stage, each in enumerate(held):
+        forward = forward_pass(work, messages, each.num_layers, first=each.first, last=each.last)
+        backward, longer = 0.0, 0.0
+        if work.trains:
+            backward = _plain_backward_s(work, messages, each)
+            longer = gradients_left_s(work, messages, each)
         sends = messages.send_s * ((micro - 1) * chunks + chunks - 1) if stages > 1 else 0.0
         done = ahead / chunks + ways * stage * messages.send_s + micro * (forward + backward) + ways * sends
         if done > total:
@@ -210,8 +343,15 @@ def both_passes(work: Work, messages: Messages, layout: Layout, parts: Layers) -
         ends.append((way_back + stage * messages.send_s, longer))
         ahead, ahead_forward = ahead + forward + backward, ahead_forward + forward
         way_back += backward / chunks
-    whole = max(total, *(total - before + longer for before, longer in ends))
+    late = weights_left_s(work, messages, held)
+    whole = max(total, *(total - before + longer for before, longer in ends)) + late
+    total_forward += late
     return Pass(total_forward, whole - total_forward) if work.trains else Pass(whole, 0.0)
+
+
+def _plain_backward_s(work: Work, messages: Messages, held: Held) -> float:
+    """Of one micro-batch of a stage, while replicas add nothing up."""
+    return backward_pass(work, messages, held.num_layers, first=held.first, last=held.last, reduces=False, reached=held.reached)
 
 
 def exposed(silent: Pass, spoken: Pass, after: float) -> Exposed:
@@ -261,7 +401,8 @@ MOST_SPANS = 20_000  # of a trace
 def drawn(work: Work, messages: Messages, layout: Layout, parts: Layers) -> tuple[Span, ...]:
     """Spans of one GPU per stage: block by block without stages, else a span for every micro-batch in the order the schedule runs them.
 
-    Of a very long step the first micro-batches.
+    Stages are priced by a formula, from which a schedule's own end differs by a few thousandths where they are unequal: it is stretched
+    by as much. Of a very long step the first micro-batches, as long as they are.
     """
     spans: list[Span] = []
     chunks = layout.virtual_stages
@@ -275,34 +416,40 @@ def drawn(work: Work, messages: Messages, layout: Layout, parts: Layers) -> tupl
             def record(track: str, name: str, start_s: float, end_s: float, whose: str = whose) -> None:
                 spans.append(Span(0, track, name + whose, start_s, end_s))
 
-            now += forward_pass(work, messages, parts.number, first=True, last=True, record=record, start=now)
+            now += forward_pass(
+                work, messages, parts.number, first=True, last=True, updates=micro == 0, reached=parts.reached, record=record, start=now
+            )
             if work.trains:
                 now += backward_pass(
                     work, messages, parts.number, first=True, last=True, reduces=final, reached=parts.reached, record=record, start=now
                 )
         return tuple(spans)
-    per_stage = list(zip(parts.per_stage(layout.pp), parts.reached_per_stage(layout.pp), strict=True))
+    stages = held_by_stages(layout, parts)
     times = [
         (
-            forward_pass(work, messages, num_layers, first=stage == 0, last=stage == layout.pp - 1),
-            backward_pass(work, messages, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=False, reached=reached),
+            forward_pass(work, messages, held.num_layers, first=held.first, last=held.last),
+            _plain_backward_s(work, messages, held) if work.trains else 0.0,
         )
-        for stage, (num_layers, reached) in enumerate(per_stage)
+        for held in stages
     ]
     ran = [each for each in _in_schedule(layout, times, shown, messages.send_s) if each.end_s > each.start_s]
     spans = [Span(each.stage, "stream", _name_of(each.turn, chunks), each.start_s, each.end_s) for each in ran]
     sent = [
         Span(each.stage, "collectives", f"send {_name_of(each.turn, chunks)}", each.end_s, each.end_s + messages.send_s)
         for each in ran
-        if messages.send_s and _is_sent(each, per_stage, chunks)
+        if messages.send_s and _is_sent(each, stages)
     ]
     told: list[Span] = []
-    for stage, (num_layers, reached) in enumerate(per_stage):
-        whole = backward_pass(work, messages, num_layers, first=stage == 0, last=stage == layout.pp - 1, reduces=True, reached=reached)
-        open_s = whole - times[stage][1] if work.trains else 0.0
+    for stage, held in enumerate(stages):
+        open_s = gradients_left_s(work, messages, held) if work.trains else 0.0
         end_s = max(span.end_s for span in spans if span.stage == stage)
         told += [Span(stage, "collectives", "gradients that nothing hides", end_s, end_s + open_s)] if open_s > 0 else []
-    return (*spans, *sent, *told)
+    late_s = weights_left_s(work, messages, stages)
+    waits = [Span(stage, "collectives", "updated weights that nothing hides", 0.0, late_s) for stage in range(layout.pp) if late_s]
+    every = [*spans, *sent, *told]
+    ends_s = max(span.end_s for span in every)
+    stretch = (whole_step(work, messages, layout, parts) - late_s) / ends_s if shown == layout.micro_batches else 1.0
+    return (*waits, *(replace(span, start_s=late_s + stretch * span.start_s, end_s=late_s + stretch * span.end_s) for span in every))
 
 
 def _in_schedule(layout: Layout, times_s: list[tuple[float, float]], micro: int, send_s: float) -> tuple[Ran, ...]:
@@ -319,13 +466,13 @@ def _name_of(turn: Turn, chunks: int) -> str:
     return f"micro-batch {turn.micro_batch} {'backward' if turn.backward else 'forward'}{which}"
 
 
-def _is_sent(ran: Ran, per_stage: list[tuple[int, int]], chunks: int) -> bool:
+def _is_sent(ran: Ran, stages: list[Held]) -> bool:
     """Whether another stage waits for it: gradients go back only to stages that train."""
     if not ran.turn.backward:
-        return ran.stage + 1 < len(per_stage) or ran.turn.chunk < chunks - 1
+        return ran.stage + 1 < len(stages) or ran.turn.chunk < stages[0].groups - 1
     if ran.stage == 0:
-        return ran.turn.chunk > 0 and per_stage[-1][1] > 0
-    return per_stage[ran.stage - 1][1] > 0
+        return ran.turn.chunk > 0 and stages[-1].reached > 0
+    return stages[ran.stage - 1].reached > 0
 
 
 def scaled(base: Interval, seconds: float) -> Interval:

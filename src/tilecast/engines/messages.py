@@ -12,10 +12,10 @@ from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv
 from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.workloads.aggregate import Price
-from tilecast.workloads.divided import Divided
+from tilecast.workloads.divided import Divided, stream_bytes, texts
 from tilecast.workloads.layout import Layout, Members, members
-from tilecast.workloads.opgraph import Node, OpGraph
-from tilecast.workloads.stages import Layers
+from tilecast.workloads.opgraph import OpGraph
+from tilecast.workloads.stages import Layers, layers
 
 COLLECTIVES: dict[str, Callable[..., Any]] = {kind.family: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll, SendRecv)}
 BUCKET_BYTES = 25 * 2**20  # PyTorch's DistributedDataParallel, bucket_cap_mb
@@ -91,7 +91,9 @@ class Messages:
     wait_back_s: float = 0.0
     send_s: float = 0.0
     taken_fraction: float = 0.0
-    after_s: float = 0.0  # weights gathered behind a sharded optimizer
+    updated_s: float = 0.0  # a layer's weights, gathered while the first micro-batch runs: a sharded optimizer updated them
+    updated_rest_s: float = 0.0
+    after_s: float = 0.0  # the same of all weights at once, behind the optimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +197,14 @@ def _of_replicas(found: Messages, listed: Listed, divided: Divided, size: Sizes,
     reduce_s = reduced_s(max(0.0, size.trained_layer - unique), stage.num_reached)
     reduce_rest_s = reduced_s(size.trained_rest, stage.ends)
     weights_bytes = every_bytes / size.reduced * size.item
-    after_s = listed.each_s("dp", "all_gather", weights_bytes, 1, "weights of sharded optimizer") if layout.zero else 0.0
-    return replace(found, reduce_s=reduce_s, reduce_rest_s=reduce_rest_s, after_s=after_s)
+    found = replace(found, reduce_s=reduce_s, reduce_rest_s=reduce_rest_s)
+    if not layout.zero:
+        return found
+    weights_s = listed.each_s("dp", "all_gather", weights_bytes, 1, "weights of sharded optimizer")
+    if not layout.overlap_gather:
+        return replace(found, after_s=weights_s)
+    each_s = weights_s / size.trained(stage.num_reached, True)
+    return replace(found, updated_s=each_s * size.trained_layer, updated_rest_s=each_s * size.trained_rest)
 
 
 def _of_tensor_sums(found: Messages, listed: Listed, divided: Divided, stage: Stage) -> Messages:
@@ -221,11 +229,19 @@ def _of_experts(found: Messages, listed: Listed, divided: Divided, parts: Layers
 
 
 def _of_stages(found: Messages, listed: Listed, divided: Divided, parts: Layers, stage: Stage) -> Messages:
-    """What a layer hands on goes to the next stage. Interleaved, the last GPU hands a group's result to the first one's next group."""
+    """What a layer hands on goes to the next stage. Interleaved, the last GPU hands a group's result to the first one's next group.
+
+    Each of the GPUs that share a layer sends its part. With sequence parallelism it has no more; without, all have the same, and those that
+    take the parts put them together (Megatron's scatter and gather).
+    """
     layout = listed.layout
     boundaries = (layout.virtual_stages * layout.pp - 1) / layout.pp
     number = crossings(parts, layout.pp, stage.trains) * boundaries * stage.micro_batches
-    return replace(found, send_s=listed.each_s("pp", "send_recv", _sent_bytes(divided.graph, parts), number))
+    whole_bytes = _sent_bytes(divided.whole, layers(divided.whole))
+    send_s = listed.each_s("pp", "send_recv", whole_bytes / layout.tp, number)
+    if layout.tp > 1 and not layout.sequence_parallel:
+        send_s += listed.each_s("tp", "all_gather", whole_bytes, number, "what stages sent")
+    return replace(found, send_s=send_s)
 
 
 def crossings(parts: Layers, stages: int, trains: bool) -> float:
@@ -236,9 +252,14 @@ def crossings(parts: Layers, stages: int, trains: bool) -> float:
 
 
 def _sent_bytes(graph: OpGraph, parts: Layers) -> int:
-    """What a layer hands on."""
+    """What a layer hands on, whole: the residual stream, as wide as the embedding; without one, what its last operator makes."""
+    batch, tokens = texts(graph)
+    tables = [node.inputs[0].shape for node in graph.segments[0].nodes if node.op == "aten.embedding"]
     places = parts.forward or {place for place, segment in enumerate(graph.segments) if segment.nodes[0].phase == "forward"}
-    last: Node | None = None
-    for place in places:
-        last = next((node for node in reversed(graph.segments[place].nodes) if not node.is_view and node.phase == "forward"), last)
-    return last.outputs[0].nbytes if last is not None and last.outputs else 0
+    made = [node for place in sorted(places) for node in graph.segments[place].nodes if node.phase == "forward" and node.outputs]
+    if tables:
+        numel = batch * tokens * max(tables)[-1]
+        if any(tensor.numel == numel for node in made for tensor in node.outputs):
+            return stream_bytes(graph, numel)
+    last = next((node for node in reversed(made) if not node.is_view), None)
+    return last.outputs[0].nbytes if last is not None else 0

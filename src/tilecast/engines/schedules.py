@@ -61,7 +61,10 @@ def _in_turn(forward: list[Turn], backward: list[Turn], ahead: int, *, backward_
 
 
 def run_in_order(orders: Orders, times_s: list[tuple[float, float]], send_s: float, chunks: int = 1) -> tuple[Ran, ...]:
-    """Every stage takes its turns one after the other, each when its input has arrived. `times_s`: a stage's forward and backward pass."""
+    """Every stage takes its turns one after the other, each when its input has arrived, and waits until its result has.
+
+    `times_s`: a stage's forward and backward pass. Gradients are sent to stages that have a backward pass alone.
+    """
     num_stages = len(orders)
     last = num_stages * chunks - 1
     ends_s: dict[tuple[bool, int, int], float] = {}  # by direction, group of the whole model, micro-batch
@@ -79,12 +82,15 @@ def run_in_order(orders: Orders, times_s: list[tuple[float, float]], send_s: flo
                     arrives_s = ends_s.get((False, group, turn.micro_batch))
                 elif turn.backward or group:
                     given_s = ends_s.get((turn.backward, group + (1 if turn.backward else -1), turn.micro_batch))
-                    arrives_s = None if given_s is None else given_s + send_s
+                    arrives_s = None if given_s is None else given_s + (send_s if times_s[stage][turn.backward] > 0 else 0.0)
                 if arrives_s is None:
                     break
                 start_s = max(free_s[stage], arrives_s)
+                taker = group + (-1 if turn.backward else 1)
+                is_sent = 0 <= taker <= last and times_s[taker % num_stages][turn.backward] > 0
                 free_s[stage] = ends_s[turn.backward, group, turn.micro_batch] = start_s + times_s[stage][turn.backward] / chunks
                 ran.append(Ran(stage, turn, start_s, free_s[stage]))
+                free_s[stage] += send_s if is_sent else 0.0
                 next_turn[stage] += 1
         assert len(ran) > before, "a schedule that waits for itself"
     return tuple(ran)

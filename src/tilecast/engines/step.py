@@ -97,6 +97,7 @@ def predict_step(
     ep: int = 1,
     micro_batches: int = 1,
     zero: int = 0,
+    overlap_gather: bool = True,
     sequence_parallel: bool = False,
     schedule: str = "1f1b",
     virtual_stages: int = 1,
@@ -119,19 +120,24 @@ def predict_step(
     Without an optimizer nothing clears the gradients, so each is added to what is there; with one they are set to None, as PyTorch does by
     default, and only further micro-batches add. `master_weights`: the optimizer keeps an fp32 copy of weights of 16 bits, and its states in
     fp32; `fp32_gradients`: it also gets gradients added up, over micro-batches and GPUs, in fp32.
+    `overlap_gather`: weights that a sharded optimizer (`zero`) updated are gathered during the next step's first pass, as Megatron's
+    recipes do; otherwise behind the optimizer.
     `recompute` is True or "full" (every layer runs forward again) or "selective" (what lies between the products of attention does).
     `price` stands in for `predict_kernel`: other weights. `profile` is what `tilecast calibrate` made of measurements on this GPU, or its
     file; it moves kernels, not the host. `draw` keeps the time line for a trace.
     """
     layout = Layout(
-        dp=dp, fsdp=fsdp, tp=tp, pp=pp, ep=ep, micro_batches=micro_batches, zero=zero, sequence_parallel=sequence_parallel,
-        schedule=schedule, virtual_stages=virtual_stages,
+        dp=dp, fsdp=fsdp, tp=tp, pp=pp, ep=ep, micro_batches=micro_batches, zero=zero, overlap_gather=overlap_gather,
+        sequence_parallel=sequence_parallel, schedule=schedule, virtual_stages=virtual_stages,
     )  # fmt: skip
-    return predict_layouts(
+    layout.refuse_what_does_nothing(mode)
+    (found,) = predict_layouts(
         model, gpu, [layout], mode=mode, batch=batch, seq=seq, dtype=dtype, runtime=runtime, attention=attention, recompute=recompute,
         optimizer=optimizer, master_weights=master_weights, fp32_gradients=fp32_gradients, node=node,
         network_bytes_per_s=network_bytes_per_s, learned=learned, price=price, profile=profile, overrides=overrides, draw=draw,
-    )[0]  # fmt: skip
+    )  # fmt: skip
+    layout.refuse_what_does_nothing(found.inputs["mode"])
+    return found
 
 
 def predict_layouts(
@@ -157,7 +163,10 @@ def predict_layouts(
     overrides: Mapping[str, object] | None = None,
     draw: bool = False,
 ) -> list[StepPrediction]:
-    """The same step under many layouts, each exactly what `predict_step` says of it; kernels that several share are priced once."""
+    """The same step under many layouts, each exactly what `predict_step` says of it; kernels that several share are priced once.
+
+    An option that does nothing in one of them (a schedule without stages) is not refused: lists are made of all combinations.
+    """
     spec = hardware.gpu(gpu, overrides)
     if runtime not in RUNTIMES:
         raise InvalidInput(f"runtime = {runtime!r} must be one of {', '.join(RUNTIMES)}")

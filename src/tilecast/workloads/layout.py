@@ -24,6 +24,7 @@ class Layout:
     ep: int = 1
     micro_batches: int = 1
     zero: int = 0  # what `dp` ranks divide: nothing, optimizer states, gradients too
+    overlap_gather: bool = True  # weights that such ranks updated are gathered during the next step's first pass, as Megatron's recipes do
     sequence_parallel: bool = False
     schedule: str = "1f1b"
     virtual_stages: int = 1  # groups of layers that one GPU holds, with the schedule `interleaved`
@@ -58,6 +59,24 @@ class Layout:
     @property
     def is_alone(self) -> bool:
         return self.num_gpus == 1
+
+    def refuse_what_does_nothing(self, mode: str | None = None) -> None:
+        """Raises InvalidInput for the first option that has nothing to work on: somebody meant another layout."""
+        zero, divides = f"zero = {self.zero}", self.zero > 0
+        if divides and mode == "inference":
+            raise InvalidInput(f"{zero} is for training: an inference pass has neither gradients nor optimizer states")
+        if divides and self.fsdp > 1:
+            raise InvalidInput(f"{zero} and fsdp = {self.fsdp} exclude one another: fsdp shards optimizer states and gradients too")
+        if divides and self.dp == 1:
+            raise InvalidInput(f"{zero} divides what dp ranks hold alike, and dp = 1")
+        if not self.overlap_gather and not divides:
+            raise InvalidInput("overlap_gather is for dp with zero = 1 or 2: otherwise every GPU updates all its weights")
+        if self.sequence_parallel and self.tp == 1:
+            raise InvalidInput("sequence_parallel divides by tokens what tp leaves whole, and tp = 1")
+        if self.schedule != "1f1b" and self.pp == 1:
+            raise InvalidInput(f"schedule = {self.schedule!r} is an order of pipeline stages, and pp = 1")
+        if self.schedule == "interleaved" and self.virtual_stages == 1:
+            raise InvalidInput("schedule = 'interleaved' needs virtual_stages of 2 or more: with one group a GPU it is 1f1b")
 
     def micro_batch(self, batch: int) -> int:
         """Texts that one GPU handles at once, of `batch` in the step."""

@@ -1,10 +1,12 @@
 """Tensor parallelism: a graph of the same operators with smaller tensors.
 
 Heads and the widths between the two linear layers of a pair are divided, the rest is whole, or with sequence parallelism divided by tokens.
+Heads of keys and values that several queries share are divided too; where there are fewer of them than GPUs, each GPU has one.
 """
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from tilecast.errors import InvalidInput
 from tilecast.workloads.divided import PRODUCTS, Divided, stream_bytes, texts
@@ -59,12 +61,27 @@ def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = Fa
 # ---- what a model is made of --------------------------------------------------------------------------------------
 
 
+class SharedKeys(NamedTuple):
+    """Heads of keys and values that are fewer than those of queries."""
+
+    number: int
+    queries: int
+    width: int  # of one
+
+    def widths(self, ways: int) -> dict[int, int]:
+        """Of linear layers that make them, alone or with the queries in one: as they are, and one GPU's."""
+        own = math.ceil(self.number / ways)
+        whole = {self.number * self.width: own * self.width}
+        return whole | {(self.queries + 2 * self.number) * self.width: (self.queries // ways + 2 * own) * self.width}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anatomy:
     """Sizes that a graph shows: the width of the residual stream, heads, and the widths of what lies between two linear layers."""
 
     hidden: int
-    heads: frozenset[int]
+    heads: frozenset[int]  # of queries
+    keys: frozenset[SharedKeys]
     widths: frozenset[int]
     weights: frozenset[tuple[int, ...]]
     batch: int
@@ -85,7 +102,9 @@ def anatomy(graph: OpGraph) -> Anatomy:
     multiplied = {node.operands[-1].shape for node in forward if node.op in PRODUCTS}  # a table of positions is none
     weights = frozenset(shape for shape in matrices if shape in multiplied or shape[::-1] in multiplied)
     widths = {other for shape in weights for one, other in (shape, shape[::-1]) if one == hidden and other != hidden}
-    wide = frozenset(width for width in widths if width * SMALLEST_WIDTH >= hidden)
+    keys = _shared_keys(forward, heads, batch, tokens)
+    few = {each.number * each.width for each in keys if each.number > 1} - {hidden}
+    wide = frozenset(width for width in widths if width * SMALLEST_WIDTH >= hidden) | few
     inner = next((shape for shape in sorted(weights) if hidden not in shape and SMALLEST_WIDTH * min(shape) >= hidden), None)
     if inner is not None:
         size = f"{inner[0]} x {inner[1]}"
@@ -96,14 +115,31 @@ def anatomy(graph: OpGraph) -> Anatomy:
     if hidden in experts.widths:
         raise InvalidInput(f"tp cannot tell the experts of {graph.name} from its residual stream: both are {hidden} wide")
     return Anatomy(
-        hidden=hidden, heads=frozenset(heads), widths=wide, weights=weights, batch=batch, tokens=tokens, experts=experts,
+        hidden=hidden, heads=frozenset(heads), keys=keys, widths=wide, weights=weights, batch=batch, tokens=tokens, experts=experts,
     )  # fmt: skip
+
+
+def _shared_keys(forward: list[Node], heads: set[int], batch: int, tokens: int) -> frozenset[SharedKeys]:
+    """Those that fused attention reads as they are, or that are written out for every query.
+
+    These are tensors of (texts, heads, queries of each, tokens, width).
+    """
+    found = set()
+    for node in forward:
+        if "scaled_dot_product" in node.op:
+            query, key = (tensor.shape for tensor in node.operands[:2])
+            if len(query) == len(key) == 4 and key[1] < query[1]:
+                found.add(SharedKeys(key[1], query[1], key[3]))
+        for shape in (tensor.shape for tensor in node.outputs):
+            if len(shape) == 5 and (shape[0], shape[3]) == (batch, tokens) and shape[2] > 1 and shape[1] * shape[2] in heads:
+                found.add(SharedKeys(shape[1], shape[1] * shape[2], shape[4]))
+    return frozenset(found)
 
 
 def _headed(node: Node) -> tuple[TensorShape, ...]:
     """Tensors of an operator inside attention whose leading sizes are texts and heads."""
     if "scaled_dot_product" in node.op:
-        return tuple(tensor for tensor in node.operands[:2] if len(tensor.shape) == 4)
+        return tuple(tensor for tensor in node.operands[:1] if len(tensor.shape) == 4)
     if node.op in ("aten._softmax", "aten._safe_softmax"):
         return tuple(tensor for tensor in node.outputs if len(tensor.shape) == 4 or (len(tensor.shape) == 3 and _is_square(tensor)))
     return ()
@@ -148,7 +184,7 @@ class _Maps:
         (m, k), (_, n) = left.shape, right.shape
         size = {"m": m, "k": k, "n": n}
         if along is not None:
-            size[along] = math.ceil(size[along] / self.ways)
+            size[along] = self._width(size[along])
         bias = tuple(self.tensor(tensor) for tensor in node.inputs[:-2])
         inputs = (*bias, TensorShape(left.dtype, (size["m"], size["k"])), TensorShape(right.dtype, (size["k"], size["n"])))
         return replace(node, inputs=inputs, outputs=self._tensors(node.outputs), frees=self._tensors(node.frees))
@@ -162,20 +198,37 @@ class _Maps:
         return tuple(self.tensor(tensor) for tensor in tensors)
 
     def tensor(self, tensor: TensorShape) -> TensorShape:
-        axis = self._axis(tensor.shape)
-        if axis is None:
+        parts = self._parts(tensor.shape)
+        if not parts:
             return tensor
-        return TensorShape(tensor.dtype, self._smaller(tensor.shape, axis), tensor.distinct and self._smaller(tensor.distinct, axis))
+        return TensorShape(tensor.dtype, _smaller(tensor.shape, parts), tensor.distinct and _smaller(tensor.distinct, parts))
 
-    def _smaller(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        return tuple(math.ceil(size / self.ways) if place == axis and size > 1 else size for place, size in enumerate(shape))
+    def _width(self, size: int) -> int:
+        """One GPU's of a width that is divided: whole heads, where it is one of heads."""
+        known = (keys.widths(self.ways).get(size) for keys in self.body.keys)
+        return next((own for own in known if own is not None), math.ceil(size / self.ways))
+
+    def _parts(self, shape: tuple[int, ...]) -> dict[int, int]:
+        """Axes that are divided, and one GPU's size of each."""
+        for keys in self.body.keys if len(shape) == 5 else ():
+            if shape[1] == keys.number and shape[1] * shape[2] in (keys.number, keys.queries):
+                own = math.ceil(keys.number / self.ways)
+                return {1: own, 2: keys.queries // self.ways // own}
+        axis = self._axis(shape)
+        if axis is None:
+            return {}
+        is_width = axis == len(shape) - 1 or shape in self.body.weights or shape[::-1] in self.body.weights
+        return {axis: self._width(shape[axis]) if is_width else math.ceil(shape[axis] / self.ways)}
 
     def _axis(self, shape: tuple[int, ...]) -> int | None:
         body, rank = self.body, len(shape)
         if body.experts.holds(shape):
             return next((axis for axis in (2, 1) if shape[axis] in body.experts.widths), None)
         if rank >= 4:
-            return next((axis for axis in (1, 2) if shape[axis] in body.heads), None)
+            counts = body.heads, {keys.number for keys in body.keys}
+            return next((axis for known in counts for axis in (1, 2) if shape[axis] in known), None)
+        if rank == 3 and shape[0] == body.batch and shape[1] in body.heads and shape[2] == body.tokens:  # sums of softmax
+            return 1
         if rank == 3 and any(shape[0] == body.batch * heads for heads in body.heads if heads > 1):
             return 0
         if rank == 2 and (shape in body.weights or shape[::-1] in body.weights):
@@ -190,3 +243,7 @@ class _Maps:
         if self.sequence_parallel and shape == (body.batch * body.tokens, body.hidden):
             return 0
         return None
+
+
+def _smaller(shape: tuple[int, ...], parts: dict[int, int]) -> tuple[int, ...]:
+    return tuple(parts.get(axis, size) if size > 1 else size for axis, size in enumerate(shape))
