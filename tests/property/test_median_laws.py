@@ -122,7 +122,7 @@ MOST_OFTEN = {
     ("attention_prefill", False): (2.4, 70), ("attention_prefill", True): (3.6, 70),
     ("attention_decode", False): (0.6, 36), ("attention_decode", True): (5.8, 62),
     ("mla_prefill", False): (1.1, 40), ("mla_prefill", True): (2.3, 42),
-    ("mla_decode", False): (0.2, 28), ("mla_decode", True): (1.5, 32),
+    ("mla_decode", False): (0.2, 28), ("mla_decode", True): (1.7, 32),
 }  # fmt: skip
 
 

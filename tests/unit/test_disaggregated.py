@@ -228,8 +228,9 @@ def prepared(place):
 
 @pytest.mark.parametrize("seed", range(50))
 def test_the_fast_way_agrees_with_an_event_loop(seed):
-    """Within 2 %. Which requests share a step may hang on microseconds, and the means of a short run on that: where the two differ, the
-    loop is run with prompts a little slower and faster, and the fast way must be among what it says then."""
+    """Within 2 %, or three tenths of a step in all of a short answer. Which requests share a step may hang on microseconds, and the means
+    of a short run on that: where the two differ, the loop is run with prompts a little slower and faster, and the fast way must be among
+    what it says then."""
     kinds = prepared(seed % len(SETUPS))
     policies = [policy_of(found) for found, _ in kinds]
     users, requests, numbers, prefill, decode, transfer_s = random_case(seed, policies[0].chunks)
@@ -259,8 +260,9 @@ def test_the_fast_way_agrees_with_an_event_loop(seed):
     found = [looped(1.0)]
     if seen != pytest.approx(found[0], rel=0.02):
         found += [looped(slower) for slower in SLOWER]
-    for mine, theirs in zip(seen, zip(*found, strict=True), strict=True):
-        assert 0.98 * min(theirs) <= mine <= 1.02 * max(theirs)
+    slack = 0.02, max(0.02, 0.3 / np.mean([output - 1 for _, output in requests])), 0.02
+    for mine, theirs, within in zip(seen, zip(*found, strict=True), slack, strict=True):
+        assert (1 - within) * min(theirs) <= mine <= (1 + within) * max(theirs)
 
 
 # ---- laws --------------------------------------------------------------------------------------------------------

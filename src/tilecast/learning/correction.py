@@ -213,9 +213,9 @@ class Speaker:
 
 def _unseen_share(numbers: NDArray[np.float32], gpu: GpuSpec) -> Any:
     """Of a cold launch's time, what no row shows that found its data in L2: their way from DRAM."""
-    columns = numbers.T
-    traffic = exp(columns[TRAFFIC]) * gpu.l2_partitions  # over what L2 keeps
-    return minimum(exp(columns[DRAM_SHARE]), 1.0) * clip((EMPTY - traffic) / (EMPTY - FULL), 0.0, 1.0)
+    log_share, log_traffic = numbers[..., [DRAM_SHARE, TRAFFIC]].astype(np.float64).T
+    traffic = exp(log_traffic) * gpu.l2_partitions  # over what L2 keeps
+    return minimum(exp(log_share), 1.0) * clip((EMPTY - traffic) / (EMPTY - FULL), 0.0, 1.0)
 
 
 @lru_cache(maxsize=1024)
