@@ -18,7 +18,6 @@ from tilecast.diagnosis.levers import GOAL, LARGEST_FACTOR, STEP, WORDS
 from tilecast.errors import InvalidInput, MissingExtra, SpecError
 from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.kernels.base import NAMELESS, identity_on
-from tilecast.kernels.collectives import node_of
 from tilecast.predictors.kernel import KernelPrediction, predict_kernel
 from tilecast.report import Grid, Report, versions
 
@@ -109,6 +108,8 @@ def _callback(kernel: Any) -> Any:
         for name in unused:
             say(f"{option(name)} {given[name]} is not used: --sweep {asked['sweep']} says {name}")
         if "node" in parameters:
+            from tilecast.kernels.collectives import node_of
+
             spec = hardware.gpu(asked["gpu"])
             if foreign := hardware.foreign_note(node_of(spec, parameters["node"]), spec):
                 say(foreign)
