@@ -57,6 +57,23 @@ def test_engines_change_their_kernel_at_fixed_sizes(num_gpus, kilobytes, way):
     assert execution_of(kernel, H100, GRAPH).variant[0] == way
 
 
+@pytest.mark.parametrize(
+    ("gpu", "num_gpus", "kilobytes", "way"),
+    [("h100-sxm", 8, 255, "one-shot"), ("h100-sxm", 8, 256, "symmetric"), ("h100-sxm", 4, 1024, "two-shot"),
+     ("b200-sxm", 8, 512, "two-shot"), ("b200-sxm", 8, 1024, "symmetric"), ("a100-sxm-80gb", 8, 1024, "two-shot")],
+)  # fmt: skip
+def test_eight_gpus_of_vllm_sum_in_their_switch(gpu, num_gpus, kilobytes, way):
+    kernel = AllReduce(bytes=kilobytes * 1024, num_gpus=num_gpus, identity="custom", engine="vllm")
+    assert execution_of(kernel, hardware.gpu(gpu), GRAPH).variant[0] == way
+
+
+def test_vllms_sums_of_eight_take_what_was_measured():
+    # Medians of vLLM's rows in aiconfigurator-core 0.12.0 on H100, in a CUDA graph: 256 and 512 KiB, 1, 2, 4 and 8 MiB.
+    kernel = AllReduce(bytes=[2**10 * size for size in (256, 512, 1024, 2048, 4096, 8192)], num_gpus=8, identity="custom", engine="vllm")
+    ratio = 1e6 * execution_of(kernel, H100, GRAPH).analytic_s / np.array([10.8, 12.0, 15.0, 19.4, 30.8, 50.7])
+    assert (abs(np.log(ratio)) < 0.2).all()
+
+
 def test_an_engines_kernel_by_hand():
     # One hop, then 7 x 128 KiB read by 36 x 512 threads of 16 bytes each, which come back after a hop: 3.6 us.
     using = collective_constants()

@@ -31,6 +31,11 @@ MAX_GPUS_CUSTOM = 8  # that their kernels are built for
 # rank reads all of the others' messages, by the most ranks: a pair always does.
 IN_FLIGHT_BYTES = 36 * 512 * 16
 ONE_SHOT_BYTES = {2: LARGEST_CUSTOM_BYTES, 4: 512 * 2**10, 8: 256 * 2**10}
+# vLLM's all_reduce_utils.py: from how many bytes on eight GPUs whose switch adds sum through symmetric memory, by whether they are made of
+# two dies. Two barriers of a signal and a wait each, the switch's sum and its broadcast are six hops after the first.
+SYMMETRIC_BYTES = {False: 256 * 2**10, True: 2**20}
+SYMMETRIC_RANKS = 8
+SYMMETRIC_HOPS = 7
 JOINED = ("switch", "mesh")  # topologies in which every GPU may read every other's memory; elsewhere just a pair does
 DUAL_DIE_LINKS = ("nvlink5",)  # of GPUs made of two dies: a hop takes longer
 FULL_BOX = 8  # GPUs: a smaller catalogued box is one that somebody measured, and has to be named
@@ -309,6 +314,13 @@ def _ring(group: Group, passes: float) -> Way:
     return Way(name="ring", steps=passes * (group.ranks - 1.0), volume=passes * inside, network_volume=passes * outside)
 
 
+def _is_symmetric(group: Group, engine: str | None) -> Floats:
+    """Which messages vLLM hands to the switch."""
+    least = SYMMETRIC_BYTES[group.node.link_kind in DUAL_DIE_LINKS]
+    adds = engine == "vllm" and group.node.reduces_in_switch
+    return np.asarray((group.ranks == SYMMETRIC_RANKS) & (group.bytes >= least) & adds)
+
+
 def _by_rule(group: Group, allowed: Floats) -> tuple[Floats, Floats]:
     """Which messages vLLM and SGLang send in one step, and which in two."""
     limits = np.select([group.ranks <= most for most in ONE_SHOT_BYTES], list(ONE_SHOT_BYTES.values()), 0)
@@ -331,6 +343,8 @@ class AllReduce(_Collective):
         allowed = (
             one_node & (group.bytes <= LARGEST_CUSTOM_BYTES) & (group.ranks <= (MAX_GPUS_CUSTOM if group.node.topology in JOINED else 2))
         )
+        in_symmetric = allowed & _is_symmetric(group, self.engine)
+        allowed = allowed & ~in_symmetric
         in_one, in_two = (allowed, allowed) if self.engine == "trtllm" else _by_rule(group, allowed)
         per_rank = group.bytes / group.ranks
         read = (group.ranks - 1.0) * group.bytes
@@ -342,7 +356,11 @@ class AllReduce(_Collective):
             Way(name="one-shot", steps=np.ones_like(read), volume=read, by_engine=True, in_flight_bytes=asked, usable=in_one),
             # Each of the two barriers is told to every peer.
             Way(name="two-shot", steps=group.ranks + 3.0, volume=ring.volume, by_engine=True, in_flight_bytes=asked, usable=in_two),
-        ]
+            Way(
+                name="symmetric", steps=SYMMETRIC_HOPS + 0.0 * read, volume=ring.volume, by_engine=True, in_flight_bytes=np.inf,
+                usable=in_symmetric,
+            ),
+        ]  # fmt: skip
 
     def least_volume(self, group: Group, node: NodeSpec) -> tuple[Floats, Floats]:
         ring = _ring(group, 2.0)
