@@ -1,11 +1,11 @@
 """The backward pass of fused attention: five products where the forward pass has two, over the same tiles."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.attention_forward import AttentionForward, sdpa_identity
+from tilecast.kernels.attention_forward import AttentionForward
 
 PRODUCTS = 2.5  # scores again, and one gradient each for scores, queries, keys and values, over two
 SLOWER = 1.16  # per FLOP: FlashAttention-2 reaches 73 % of A100's peak forwards and 63 % backwards, its authors say
@@ -13,27 +13,13 @@ TRAFFIC = 2.0  # gradients beside values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionBackward:
+class AttentionBackward(AttentionForward):
     """Gradients of queries, keys and values of `batch` texts; sizes and identity as in attention_forward."""
 
     family: ClassVar[str] = "attention_backward"
 
-    batch: Any = 1
-    q_len: Any = None
-    kv_len: Any = None
-    num_heads: Any
-    num_kv_heads: Any = None
-    head_dim: Any = 128
-    causal: Any = True
-    dtype: str = "bf16"
-    identity: str | None = None
-
-    def newest_identity(self, gpu: GpuSpec) -> str | None:
-        return sdpa_identity(gpu, self.dtype, self.head_dim)
-
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        asked = {name: getattr(self, name) for name in "batch q_len kv_len num_heads num_kv_heads head_dim causal dtype identity".split()}
-        return gradient_of(AttentionForward(**asked).tasks(gpu, protocol))
+        return gradient_of(AttentionForward.tasks(self, gpu, protocol))
 
 
 def gradient_of(forward: TaskSet) -> TaskSet:
