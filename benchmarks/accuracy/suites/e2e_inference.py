@@ -1,5 +1,7 @@
 """Whole SGLang batches: prefill, decode step and total of 26 cases on five GPUs, beside five published predictors."""
 
+from collections.abc import Mapping
+
 import polars as pl
 
 from benchmarks.accuracy.peer_tables import Share, errors, parquet, plain, scored, share
@@ -48,14 +50,15 @@ def peers(measured: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def ours(measured: pl.DataFrame) -> pl.DataFrame:
+def ours(measured: pl.DataFrame, engine_settings: Mapping[str, object] | None = None) -> pl.DataFrame:
     """Our own answer for every case: `tilecast predict` on the requests as they were run."""
     requests = parquet("pipeweave", "workload_requests.parquet", "workload request prefill_tokens output_len_used")
     predicted = []
     for case in measured.select(CASE).unique(maintain_order=True).to_dicts():
         mine = requests.filter(pl.col("workload") == case["workload"]).sort("request")
         pairs = list(mine.select("prefill_tokens", "output_len_used").iter_rows())
-        found = predict(MODELS[case["model"]], case["gpu"], tp=case["tp"], requests=pairs, engine="sglang")
+        asked = {"tp": case["tp"], "requests": pairs, "engine": "sglang", "engine_settings": engine_settings}
+        found = predict(MODELS[case["model"]], case["gpu"], **asked)
         times = {"prefill": found.prefill_s, "decode step": found.decode_step_s, "total": found.total_s}
         predicted += [{**case, "part": part, "predicted": time.median, "low": time.low, "high": time.high} for part, time in times.items()]
     frame = pl.DataFrame(predicted, schema_overrides={name: measured.schema[name] for name in (*CASE, "part")})
