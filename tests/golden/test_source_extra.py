@@ -120,8 +120,11 @@ WORKED: list[tuple[str, str, str, int, dict[str, Any]]] = [
         "identity": "flashinfer_fa2", "kernel": "flashinfer", "batch": 2, "q_len": None, "kv_len": None, "q_lens": "[1152, 1152]",
         "kv_lens": "[1152, 1152]", "num_heads": 4, "num_kv_heads": 1, "timer": "event", "latency_s": 152.96e-6, "set_aside": None,
     }),
-    # 80.576, A800, qwen3, cuda_event_eager
+    # 80.576, and 105.184 for one request of 353 tokens, A800, qwen3, cuda_event_eager
     ("frontier", ATTENTION, "attention_decode", 22636, {"timer": "event", "set_aside": "known bad: launch noise"}),
+    ("frontier", ATTENTION, "attention_decode", 22647, {"batch": 1, "kv_len": 353, "set_aside": "known bad: launch noise"}),
+    # 135.037, H800, flashinfer prefill of 64 tokens after 9,344 others
+    ("frontier", ATTENTION, "attention_prefill", 54309, {"gpu": "h800-sxm", "identity": "flashinfer_fa3", "q_len": 64, "kv_len": 9408}),
     # 52.32, H800, flashinfer decode 128 x 449, one traced call, flag below_roofline
     ("frontier", ATTENTION, "attention_decode", 56055, {
         "gpu": "h800-sxm", "identity": None, "batch": 128, "q_len": 1, "kv_len": 449, "num_repeats": 1, "spread_s": None, "cache": "warm",

@@ -72,6 +72,24 @@ def test_flash_attention_2_splits_keys_only_where_heads_become_rows():
     assert tasks(window=4096).num_tasks.item() == 8
 
 
+def test_pytorchs_flash_attention_2_gives_every_head_of_a_decode_a_tile_of_its_own():
+    # 64 requests x 16 heads = 1024 tasks; a paged cache has 64 x 2 KV heads of 8 packed rows, and parts of its keys. Rows of H100: 22.8 us.
+    shape = {"batch": 64, "kv_len": 17, "num_heads": 16, "num_kv_heads": 2, "identity": "fa2"}
+    assert AttentionDecode(**shape, engine="pytorch").tasks(H100, COLD).num_tasks.item() == 1024
+    assert AttentionDecode(**shape, engine="vllm").tasks(H100, COLD).num_tasks.item() == 128
+    assert seconds(AttentionDecode(**shape, engine="pytorch"), protocol=Protocol(cache="warm")).item() == pytest.approx(22.8e-6, rel=0.1)
+
+
+def test_flashinfers_hopper_kernel_walks_all_keys_on_one_sm():
+    # 64 new tokens of 16 heads: 16 tasks however long the cache is. Rows of H800: 107 us for 7,232 keys, 163 for 11,520.
+    for kv_len, measured_s in ((7_232, 107.2e-6), (11_520, 163.6e-6)):
+        shape = {"q_len": 64, "kv_len": kv_len, "num_heads": 16, "num_kv_heads": 1}
+        kernel = AttentionPrefill(**shape, identity="flashinfer_fa3")
+        assert kernel.tasks(H100, COLD).num_tasks.item() == 16
+        assert seconds(kernel, protocol=Protocol(cache="warm")).item() == pytest.approx(measured_s, rel=0.1)
+        assert seconds(AttentionPrefill(**shape, identity="fa3")).item() < 0.5 * measured_s  # which splits them
+
+
 def test_heads_that_become_rows_are_copied_unless_the_swap_is_a_view():
     # Two small kernels of 5430 clocks: queries before, results after. One request or one KV head needs neither.
     def fixed_s(**changed):

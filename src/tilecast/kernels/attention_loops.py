@@ -199,10 +199,11 @@ def _flashinfer_fa2(of: Setting) -> Loop:
 
 
 def _fa2(of: Setting) -> Loop:
-    """Paged caches always go to its split kernel (64 queries per tile), even where it does not split; encoders to the plain one."""
-    is_paged = of.has_cache > 0
+    """Paged caches always go to its split kernel (64 queries per tile), even where it does not split; encoders to the plain one, and what
+    PyTorch calls over keys that lie one after the other: of a decode each tile of 128 then holds one query of one head."""
+    is_paged = (of.has_cache > 0) & (of.engine != "pytorch")
     has_small_shared = (of.gpu.shared_bytes_per_sm or 0) < 150_000
-    swaps = of.one_query & ~of.has_window & (of.group > 1)  # heads of a group become rows; only then keys may be split
+    swaps = is_paged & of.one_query & ~of.has_window & (of.group > 1)  # heads of a group become rows; only then keys may be split
     copies = swaps & (of.num_requests > 1) & (of.num_kv_heads > 1)  # before and after; else the swap is a view
     plain_q = by_dim(of.dim, (192, 128), otherwise=64)
     plain_kv = by_dim(of.dim, (64, 128), (128, 32 if has_small_shared else 64), otherwise=64)
@@ -239,6 +240,11 @@ def _fa3(of: Setting) -> Loop:
         **{**loads, "exposed": np.where(few, 1.0, loads["exposed"])},
     )
     return _fa3_by_warps(of, loop) if of.style == "sync" else loop
+
+
+def _flashinfer_fa3(of: Setting) -> Loop:
+    """FlashInfer's own Hopper kernel: its plan (scheduler.cuh, PrefillSM90Plan) deals out tiles of one query head, whole along the keys."""
+    return replace(_fa3(of), packs=np.bool_(False), most_splits=1.0)
 
 
 def _fa3_by_warps(of: Setting, hopper: Loop) -> Loop:
@@ -382,7 +388,7 @@ def _triton(of: Setting) -> Loop:
 
 LOOPS = {
     "flashinfer_fa2": _flashinfer_fa2,
-    "flashinfer_fa3": _fa3,
+    "flashinfer_fa3": _flashinfer_fa3,
     "fa2": _fa2,
     "fa3": _fa3,
     "fa4": _fa4,

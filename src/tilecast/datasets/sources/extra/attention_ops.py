@@ -85,8 +85,10 @@ TABLE = RawTable(
                 (BACKEND.is_in(["flash_attention", "flash_attn2_varlen"]), "fa2"),
                 (BACKEND == "fa3_varlen", "fa3"),
                 (BACKEND == "flashinfer_decode", "flashinfer_fa2"),  # its decode wrapper has no other kernel
-                # FlashInfer and vLLM choose version 3 on Hopper only, and there neither source tells which one ran.
+                # FlashInfer and vLLM choose version 3 on Hopper only, and there neither source tells which one ran. FlashInfer's prefills
+                # do: however few queries, a long cache takes its whole length on one SM, and only version 3 never splits it.
                 ((BACKEND == "flashinfer") & ~HOPPER, "flashinfer_fa2"),
+                ((BACKEND == "flashinfer") & (OP == "attn_prefill"), "flashinfer_fa3"),
                 ((BACKEND == "vllm0.19_flash_attn") & ~HOPPER, "fa2"),
             )
         ),
