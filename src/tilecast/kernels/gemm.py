@@ -147,7 +147,8 @@ class Gemm:
             kernels, read_bytes = where(size["batch"] > 1, 1.0, SCALE_KERNELS), where(size["batch"] > 1, 2.0, SCALE_BYTES)
         traffic_bytes = elements * (read_bytes + held.bytes)
         l2_per_s = gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz
-        dram_s = traffic_bytes * (1.0 - hit_fraction(elements * (2.0 + held.bytes), gpu)) / (gpu.dram_data_bytes_per_s * using.dram_fraction)
+        missed = 1.0 - hit_fraction(elements * (2.0 + held.bytes), gpu)
+        dram_s = traffic_bytes * missed / (gpu.dram_data_bytes_per_s * using.dram_fraction)
         started_s = kernels * (launch_seconds(gpu, using) + using.fill_s + using.drain_s)
         return started_s + maximum(traffic_bytes / l2_per_s, dram_s)
 
