@@ -35,6 +35,14 @@ def test_fp8_cache_halves_the_bytes_of_the_cache_alone():
     assert np.asarray(tasks.dram_bytes).item() == 67_108_864 + 131_072
 
 
+def test_a_cache_that_exceeds_l2_a_little_is_read_from_dram_again_and_again():
+    # 1.2 times L40S's 96 MB: what was read first has gone when the next call asks for it.
+    shape = {"batch": 28, "num_heads": 32, "num_kv_heads": 8, "identity": "flashinfer_fa2"}
+    warm = [AttentionDecode(**shape, kv_len=kv_len).tasks(L40S, Protocol(cache="warm")).dram_bytes.item() for kv_len in (512, 1024)]
+    assert warm[0] == 0
+    assert warm[1] >= 28 * 1024 * 8 * 2 * 128 * 2
+
+
 def test_causal_prefill_visits_half_the_tiles_and_the_diagonal():
     # Two requests of 512 tokens, 16 heads, no GQA, FA3 tiles 128 x 128: 4 query tiles each, which visit 1 + 2 + 3 + 4 = 10 key tiles.
     # 2 x 16 x 4 = 128 tasks on 132 SMs: the busiest has the one with 4 visits, the mean task has 2.5.

@@ -125,6 +125,14 @@ def test_expert_parallelism_prices_the_busiest_rank():
     assert loads[0, 0].tolist() == [2, 3]
 
 
+@pytest.mark.parametrize(("exponent", "active"), [(1.01, (8, 16, 32, 48, 65, 107)), (1.2, (8, 16, 29, 45, 63, 105))])
+def test_few_tokens_reach_as_many_experts_as_rows_tell(exponent, active):
+    """Of 128, eight a token. Experts read: the time of RTX PRO 6000's rows over that of evenly dealt ones, which reach eight a token."""
+    tokens = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    found = (power_law_loads(tokens, 128, np.full(6, 8.0), exponent) > 0).sum(axis=1)
+    np.testing.assert_allclose(found, active, rtol=0.07)
+
+
 @pytest.mark.parametrize("exponent", [1.0, 1.01, 1.2, 2.0])
 @pytest.mark.parametrize(("num_experts", "topk"), [(8, 2), (128, 8), (512, 22), (16, 1), (4, 4)])
 def test_power_law_loads_add_up_and_no_expert_gets_a_token_twice(num_experts, topk, exponent):
@@ -134,6 +142,16 @@ def test_power_law_loads_add_up_and_no_expert_gets_a_token_twice(num_experts, to
     assert (loads <= tokens[:, None]).all()
     assert (loads >= 0).all()
     assert (np.diff(loads, axis=1) <= 1).all()  # most first
+
+
+def test_experts_that_exceed_l2_a_little_are_read_from_dram_again_and_again():
+    """Sixteen experts of 9.4 MB take turns in RTX PRO 6000's 128 MB: hardly one is left when it is asked for again (rows: 104 us)."""
+    gpu, warm = hardware.gpu("rtx-pro-6000-server"), Protocol(timer="graph", cache="warm")
+    eight, sixteen = ({"num_tokens": count, "distribution": "balanced", "identity": "triton", "engine": "sglang"} for count in (1, 2))
+    dram_bytes = [np.asarray(one(**asked).tasks(gpu, warm).dram_bytes).min() for asked in (eight, sixteen)]
+    assert dram_bytes[0] < 1e6
+    assert dram_bytes[1] >= 0.9 * 16 * 3 * 2048 * 768 * 2
+    assert analyse(one(**sixteen).tasks(gpu, warm), gpu, warm).analytic_s[0] == pytest.approx(104e-6, rel=0.25)
 
 
 def test_a_steeper_law_leaves_more_experts_idle():

@@ -16,7 +16,7 @@ from tilecast.dtypes import DTYPES, quantisation
 from tilecast.errors import InvalidInput, shown
 from tilecast.execution import Protocol, TaskSet, constants
 from tilecast.execution.analytic import matrix_rate
-from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
+from tilecast.execution.cache import from_dram, hit_fraction, in_turn_fraction, least_from_dram
 from tilecast.execution.schedule import chunk_that_fits, floor_sum, least_makespan
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
@@ -182,7 +182,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     )
 
     kv_all, total_bytes, touched = _bytes(shape, loop, gpu)
-    dram = touched if protocol.cache == "cold" else touched * (1.0 - hit_fraction(touched, gpu))
+    dram = touched if protocol.cache == "cold" else touched * (1.0 - in_turn_fraction(touched, gpu))
     pairs = requests.total(visible_pairs(shape)) * shape.num_heads
 
     is_cast = np.asarray(loop.widening_bytes) > 0  # once, by a kernel of its own; then every visit reads 16 bits

@@ -17,7 +17,7 @@ from tilecast.dtypes import Quantisation, quantisation
 from tilecast.errors import InvalidInput, UnknownName, shown
 from tilecast.execution import Constants, Protocol, TaskSet, constants
 from tilecast.execution.analytic import l2_bytes_per_clock
-from tilecast.execution.cache import hit_fraction, least_from_dram
+from tilecast.execution.cache import hit_fraction, in_turn_fraction, least_from_dram
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
@@ -402,7 +402,7 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
     moved = _traffic(problem, on_rank.pairs, how, held)
     least_bytes = weight_bytes + moved.tokens_at_least + moved.result_at_least
     total = weight_bytes + moved.by_gemms + moved.by_small_kernels
-    found = np.zeros_like(total) if protocol.cache == "cold" else hit_fraction(total, gpu)
+    found = np.zeros_like(total) if protocol.cache == "cold" else in_turn_fraction(total, gpu)
     kept = hit_fraction(0.5 * (moved.by_gemms + moved.by_small_kernels), gpu)  # what one kernel leaves in L2 for the next
     return TaskSet(
         matrix_dtype=held.compute.name,
