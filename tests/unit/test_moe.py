@@ -151,7 +151,7 @@ def test_experts_that_exceed_l2_a_little_are_read_from_dram_again_and_again():
     dram_bytes = [np.asarray(one(**asked).tasks(gpu, warm).dram_bytes).min() for asked in (eight, sixteen)]
     assert dram_bytes[0] < 1e6
     assert dram_bytes[1] >= 0.9 * 16 * 3 * 2048 * 768 * 2
-    assert analyse(one(**sixteen).tasks(gpu, warm), gpu, warm).analytic_s[0] == pytest.approx(104e-6, rel=0.25)
+    assert analyse(one(**sixteen).tasks(gpu, warm), gpu, warm).analytic_s[0] == pytest.approx(104e-6, rel=0.3)
 
 
 def test_a_steeper_law_leaves_more_experts_idle():
