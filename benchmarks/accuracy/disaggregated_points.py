@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from benchmarks.accuracy.serving_points import CHECKPOINTS, MOST_MEMORY, ROUNDS, requests, server
-from tilecast.engines.predict import Interval
+from tilecast.engines.interval import Interval
 from tilecast.errors import TilecastError
 from tilecast.kernels.collectives import node_of
 from tilecast.predictors import predict_kernel

@@ -14,7 +14,7 @@ from tests.unit.test_predict_outputs import Page
 from tilecast.cli import predict_compare
 from tilecast.diagnosis.what_if_load import why_disaggregated
 from tilecast.engines.base import engine
-from tilecast.engines.predict import set_up
+from tilecast.engines.setup import set_up
 from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import compare
 from tilecast.predictors import predict_kernel

@@ -10,9 +10,9 @@ from typing import Any
 from tilecast import hardware
 from tilecast.engines.distributed import MOST_SPANS, Exposed, Spread, parts_of, scaled, split, spread
 from tilecast.engines.eager import host_cost
+from tilecast.engines.interval import NOTHING
 from tilecast.engines.layout_bytes import memory_of, sizes_of
 from tilecast.engines.messages import Box
-from tilecast.engines.predict import NOTHING
 from tilecast.engines.step_parts import (
     ENGINE,
     HOST,

@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from tilecast.engines.breakdown import Part
 from tilecast.engines.fit import stage_caches
-from tilecast.engines.predict import Interval, Part, Setup, check_context, inputs_of, said_of, set_up, warnings_of
+from tilecast.engines.interval import Interval
+from tilecast.engines.setup import Setup, check_context, inputs_of, said_of, set_up, warnings_of
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec, NodeSpec
