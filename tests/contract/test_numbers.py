@@ -62,6 +62,7 @@ SOURCES = {
         "gemm.OWN_TILES",
         "gemm.K_STEP",
         "gemm.LEAST_SPLIT_K",
+        "gemm.SCALE_KERNELS, SCALE_BYTES",  # TensorRT-LLM's quantize_e4m3_per_tensor: extremes, scale, values; its rows agree
         "kv_cache_write.THREADS",
         "layer_norm.THREADS",
         "layer_norm_backward.COLUMNS",
