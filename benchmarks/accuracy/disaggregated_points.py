@@ -14,13 +14,15 @@ import numpy as np
 import polars as pl
 
 from benchmarks.accuracy.serving_points import CHECKPOINTS, MOST_MEMORY, ROUNDS, requests, server
-from tilecast.engines.predict import Interval
+from tilecast.engines.interval import Interval
 from tilecast.errors import TilecastError
 from tilecast.kernels.collectives import node_of
 from tilecast.predictors import predict_kernel
 from tilecast.serving.costs import SIDES
-from tilecast.serving.disaggregated import Handover, Sides, Workers, interval_of, link_between, run_disaggregated
+from tilecast.serving.handover import Handover, Sides, interval_of, run_disaggregated
+from tilecast.serving.link import link_between
 from tilecast.serving.policy import policy_of
+from tilecast.serving.workers import Workers
 
 # Requests of a point that are followed: with more users than a tenth of these fewer rounds, but three. The last one stands for all that
 # would come after it.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from tilecast.engines.predict import Setup, set_up
+from tilecast.engines.setup import Setup, set_up
 from tilecast.errors import TilecastError
 from tilecast.predictors import predict_kernel
 from tilecast.serving.load import Load, run_load

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tilecast.engines.predict import Setup
+from tilecast.engines.setup import Setup
 from tilecast.serving.costs import by_kind
 from tilecast.serving.policy import Policy
 from tilecast.serving.schedule import Lengths

@@ -11,8 +11,9 @@ import pytest
 
 from tilecast.cli import predict_compare
 from tilecast.cli.ranges import numbers
+from tilecast.engines.interval import Interval
 from tilecast.engines.many import METRICS
-from tilecast.engines.predict import Interval, predict
+from tilecast.engines.predict import predict
 from tilecast.errors import InvalidInput, UnknownName
 from tilecast.explore.comparison import Comparison, compare
 

@@ -14,27 +14,17 @@ from tests.unit.test_predict_outputs import Page
 from tilecast.cli import predict_compare
 from tilecast.diagnosis.what_if_load import why_disaggregated
 from tilecast.engines.base import engine
-from tilecast.engines.predict import set_up
+from tilecast.engines.setup import set_up
 from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import compare
 from tilecast.predictors import predict_kernel
-from tilecast.serving.disaggregated import (
-    ENDS,
-    IN_STEP,
-    IN_TURNS,
-    MEDIAN,
-    POLLED,
-    Workers,
-    interval,
-    interval_of,
-    layouts_of,
-    predict_disaggregated,
-    run_disaggregated,
-)
+from tilecast.serving.disaggregated import layouts_of, predict_disaggregated
+from tilecast.serving.handover import ENDS, IN_STEP, IN_TURNS, MEDIAN, POLLED, interval, interval_of, run_disaggregated
 from tilecast.serving.load import predict_load
 from tilecast.serving.policy import Policy, policy_of
 from tilecast.serving.pools import DecodeTimes, Pool, run_pools
 from tilecast.serving.schedule import cycled
+from tilecast.serving.workers import Workers
 from tilecast.units import human
 
 PHYSICS = partial(predict_kernel, learned=False)

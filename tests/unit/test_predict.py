@@ -7,7 +7,8 @@ import pytest
 
 from tilecast.cli import main
 from tilecast.cli.predict import command
-from tilecast.engines.predict import NOTHING, Interval, predict
+from tilecast.engines.interval import NOTHING, Interval
+from tilecast.engines.predict import predict
 from tilecast.errors import InvalidInput, MissingData, SpecError, UnknownName
 from tilecast.workloads.aggregate import basis_words, weakest
 from tilecast.workloads.model import model_config

@@ -15,7 +15,7 @@ from tilecast.diagnosis.what_if import GOAL
 from tilecast.diagnosis.what_if_load import gained_fraction, why_load
 from tilecast.engines.base import engine
 from tilecast.engines.many import METRICS
-from tilecast.engines.predict import set_up
+from tilecast.engines.setup import set_up
 from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import compare
 from tilecast.predictors import predict_kernel

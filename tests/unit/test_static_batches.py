@@ -7,7 +7,8 @@ import pytest
 
 from tilecast.engines.base import engine
 from tilecast.engines.many import outcomes
-from tilecast.engines.predict import predict, set_up
+from tilecast.engines.predict import predict
+from tilecast.engines.setup import set_up
 from tilecast.hardware import gpu
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import price_steps

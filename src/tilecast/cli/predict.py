@@ -10,7 +10,8 @@ from tilecast.cli.files import target, write_whole
 from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.output import command_line, emit, output_options, overrides_from, profile_option, refuse_as_python, say, set_option
 from tilecast.cli.ranges import is_comparison, numbers
-from tilecast.engines.predict import Part, Prediction, predict
+from tilecast.engines.breakdown import Part
+from tilecast.engines.predict import Prediction, predict
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
 from tilecast.workloads.aggregate import basis_words

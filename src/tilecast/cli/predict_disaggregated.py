@@ -8,7 +8,8 @@ from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.predict_load import asked_of, seen_by_users, served_report
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report
-from tilecast.serving.disaggregated import DisaggregatedPrediction, Workers, predict_disaggregated
+from tilecast.serving.disaggregated import DisaggregatedPrediction, predict_disaggregated
+from tilecast.serving.workers import Workers
 from tilecast.workloads.aggregate import basis_words
 
 COVERED = "intervals are of the steps' times, of routing by turns, users in step and polled handshakes"

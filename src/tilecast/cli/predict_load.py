@@ -9,7 +9,8 @@ from tilecast.cli.files import write_whole
 from tilecast.cli.fitting import misfit, other_choices
 from tilecast.cli.output import say
 from tilecast.cli.ranges import numbers
-from tilecast.engines.predict import Interval, Part
+from tilecast.engines.breakdown import Part
+from tilecast.engines.interval import Interval
 from tilecast.errors import InvalidInput
 from tilecast.report import Grid, Report, versions
 from tilecast.serving.disaggregated import DisaggregatedPrediction

@@ -7,7 +7,8 @@ import click
 from tilecast import hardware
 from tilecast.cli.output import command_line, emit, output_options, profile_option, say
 from tilecast.diagnosis.support import Support, by_basis, support
-from tilecast.engines.predict import HOST, Prediction, predict
+from tilecast.engines.breakdown import HOST
+from tilecast.engines.predict import Prediction, predict
 from tilecast.learning.correction import load
 from tilecast.report import Grid, Report, versions
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.engines.predict import HOST, Part, Prediction
+from tilecast.engines.breakdown import HOST, Part
+from tilecast.engines.predict import Prediction
 from tilecast.hardware import GpuSpec
 from tilecast.learning.correction import SAME_DIE, Correction, kernel_key, usable
 from tilecast.learning.features import NAMES, SIZES, Launches, asked_names

@@ -11,8 +11,9 @@ from typing import Any
 
 from tilecast import hardware
 from tilecast.diagnosis.levers import GOAL, LARGEST_FACTOR, STEP, WORDS
+from tilecast.engines.breakdown import HOST, Part
 from tilecast.engines.many import Outcome, outcomes
-from tilecast.engines.predict import HOST, Part, Prediction, predict
+from tilecast.engines.predict import Prediction, predict
 from tilecast.errors import SpecError
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.predictors import predict_kernel

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from tilecast import hardware
-from tilecast.engines.predict import HOST, Part, Prediction, host_spread, predict
+from tilecast.engines.breakdown import HOST, Part
+from tilecast.engines.host import host_spread
+from tilecast.engines.predict import Prediction, predict
 from tilecast.errors import InvalidInput, MissingData, shown
 from tilecast.hardware import GpuSpec
 from tilecast.learning import profiles

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
+from tilecast.engines.interval import Interval
 from tilecast.engines.layout_bytes import GATHERS_AHEAD, Sizes
 from tilecast.engines.messages import Box, Messages, Pass, crossings, messages_of
-from tilecast.engines.predict import Interval
 from tilecast.engines.schedules import Ran, Turn, gpipe, interleaved, one_forward_one_backward, run_in_order
 from tilecast.engines.step_parts import (
     BUBBLE,

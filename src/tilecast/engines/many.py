@@ -13,19 +13,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tilecast.engines.fit import most_tokens
-from tilecast.engines.predict import (
-    NOTHING,
-    Interval,
-    Prediction,
-    Setup,
-    check_context,
-    decode_host,
-    median_step,
-    predict,
-    prefill_host,
-    set_up,
-    weighted_total,
-)
+from tilecast.engines.host import decode_host, prefill_host
+from tilecast.engines.interval import NOTHING, Interval, median_step, weighted_total
+from tilecast.engines.predict import Prediction, predict
+from tilecast.engines.setup import Setup, check_context, set_up
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aggregate import BASES, Price, StepTime, evaluated_steps, price_step, signature, step_weights, weakest
 from tilecast.workloads.graph import Batch, Tokens

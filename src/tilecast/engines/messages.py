@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from tilecast.engines.interval import NOTHING, Interval
 from tilecast.engines.layout_bytes import Sizes
-from tilecast.engines.predict import NOTHING, Interval
 from tilecast.engines.step_parts import ENGINE, Collective
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv

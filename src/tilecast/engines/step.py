@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,12 @@ from typing import Any
 from tilecast import hardware
 from tilecast.engines.distributed import MOST_SPANS, Exposed, Spread, parts_of, scaled, split, spread
 from tilecast.engines.eager import host_cost
+from tilecast.engines.interval import NOTHING
 from tilecast.engines.layout_bytes import memory_of, sizes_of
 from tilecast.engines.messages import Box
-from tilecast.engines.predict import NOTHING
+from tilecast.engines.question import Question, agreed, as_run, given_graph, graph_of, inputs_of, refuse_master, size
 from tilecast.engines.step_parts import (
-    ENGINE,
     HOST,
-    PHASES,
     Keeps,
     Priced,
     Span,
@@ -28,56 +27,27 @@ from tilecast.engines.step_parts import (
     interval,
     priced,
 )
+from tilecast.engines.updates import keeps_of, optimizer_parts, passing_bytes, rule_of, updates_of
 from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import node_of
-from tilecast.kernels.memory_pass import MemoryPass
-from tilecast.kernels.optimizer_update import IMPLEMENTATIONS, KINDS, OptimizerUpdate
 from tilecast.learning.profiles import Profile
 from tilecast.predictors import predict_kernel
-from tilecast.workloads.aggregate import Price, price_step, weakest, with_profile
+from tilecast.workloads.aggregate import Price, weakest, with_profile
 from tilecast.workloads.aten import matrix_flop
 from tilecast.workloads.divided import Divided, undivided
 from tilecast.workloads.expert_parallel import expert_parallel
-from tilecast.workloads.fusion import compiled
-from tilecast.workloads.graph import KernelCall, Step
 from tilecast.workloads.layout import Layout
-from tilecast.workloads.opgraph import OpGraph, load_graph, renamed
-from tilecast.workloads.recompute import RECOMPUTE, recomputed, runs_again
+from tilecast.workloads.opgraph import OpGraph
+from tilecast.workloads.recompute import RECOMPUTE, runs_again
 from tilecast.workloads.stages import layers
-from tilecast.workloads.step_models import DTYPES, model_graph, positive
+from tilecast.workloads.step_models import DTYPES
 from tilecast.workloads.tensor_parallel import tensor_parallel
 
 __all__ = ["StepMemory", "StepPart", "StepPrediction", "predict_layouts", "predict_step"]
 
 RUNTIMES = ("eager", "compiled", "compiled-2.1")  # the last: by PyTorch 2.1, which knew few patterns of attention
 CONTEXT_BYTES = 600_000_000  # CUDA context, library handles and workspaces
-NARROW = ("bf16", "fp16")
-STATES = {"sgd": 0, "adam": 2, "adamw": 2}  # tensors an optimizer keeps beside each weight
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """What is asked of every layout alike."""
-
-    model: Any
-    gpu: GpuSpec
-    mode: str
-    batch: int | None
-    seq: int | None
-    dtype: str
-    runtime: str
-    attention: str | None
-    recompute: bool | str
-    optimizer: str | None
-    master_weights: bool
-    fp32_gradients: bool
-    price: Price
-    profile: Profile | None
-
-    @property
-    def matrix_dtype(self) -> str | None:
-        return "tf32" if self.dtype == "tf32" and "tf32" in self.gpu.tensor_flop_per_clock_per_sm else None
 
 
 def predict_step(
@@ -172,20 +142,20 @@ def predict_layouts(
         raise InvalidInput(f"runtime = {runtime!r} must be one of {', '.join(RUNTIMES)}")
     if dtype not in (None, *DTYPES):
         raise InvalidInput(f"dtype = {dtype!r} must be one of {', '.join(DTYPES)}")
-    graph = _given_graph(model)
+    graph = given_graph(model)
     if graph is not None:
-        mode, dtype = _agreed(graph, mode=mode, seq=seq, dtype=dtype, attention=attention)
+        mode, dtype = agreed(graph, mode=mode, seq=seq, dtype=dtype, attention=attention)
     if recompute not in (False, True, *RECOMPUTE):
         raise InvalidInput(f"recompute = {recompute!r} must be one of {', '.join(RECOMPUTE)}")
-    rule = _optimizer(optimizer)
+    rule = rule_of(optimizer)
     price, measured = with_profile(price or partial(predict_kernel, learned=learned), profile, spec)
     asked = Question(
-        model=graph or model, gpu=spec, mode=mode or "inference", batch=_size("batch", batch), seq=_size("seq", seq),
+        model=graph or model, gpu=spec, mode=mode or "inference", batch=size("batch", batch), seq=size("seq", seq),
         dtype=dtype or "fp32", runtime=runtime, attention=attention,
         recompute="full" if recompute is True else recompute, optimizer=optimizer, master_weights=master_weights,
         fp32_gradients=fp32_gradients, price=price, profile=measured,
     )  # fmt: skip
-    _refuse_master(asked)
+    refuse_master(asked)
     if network_bytes_per_s is not None and not network_bytes_per_s > 0:
         raise InvalidInput(f"network_bytes_per_s = {network_bytes_per_s!r} must be above 0")
     if node is not None:
@@ -207,13 +177,13 @@ def predict_layouts(
 
 
 def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str], draw: bool) -> StepPrediction:
-    graph = _as_run(asked, _graph(asked, layout))
+    graph = as_run(asked, graph_of(asked, layout))
     training = graph.mode == "training"
     micro = layout.micro_batches
     kind = rule[0] if training else None
-    keeps = _keeps(asked, kind, rule[1])
+    keeps = keeps_of(asked, kind, rule[1])
     accumulates = training and (kind is None or micro > 1 or keeps.wide_gradients)
-    found = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, _updates(graph, kind, keeps, accumulates=accumulates))
+    found = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, updates_of(graph, kind, keeps, accumulates=accumulates))
     phases = {name: found.phase(name, 1 if name == "optimizer" else micro) for name in ("forward", "loss", "backward", "optimizer")}
     total = phases["forward"] + phases["loss"] + phases["backward"] + phases["optimizer"]
     times_run = {phase: 1.0 if phase == "optimizer" else float(micro) for phase in found.waits}
@@ -230,7 +200,7 @@ def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str], draw: 
         memory=_memory(graph, asked.gpu, keeps, accumulates=accumulates),
         basis=found.basis,
         breakdown=breakdown(found, total.median, times_run),
-        inputs=_inputs(asked, layout, graph),
+        inputs=inputs_of(asked, layout, graph),
         notes=graph.notes,
         spans=_kernel_spans(found) if draw else (),
     )
@@ -261,160 +231,6 @@ def _operators(found: Priced) -> Iterator[tuple[str, float, float]]:
             yield f"{time.call.name} ({time.call.phase})", cost.op_s, float(time.median_s[0]) / number
 
 
-def _inputs(asked: Question, layout: Layout, graph: OpGraph) -> dict[str, Any]:
-    batch = (graph.batch or 0) * layout.micro_batches * layout.replicas or asked.batch
-    spread_over = {name: value for name, value in layout.to_dict().items() if name not in ("micro_batches", "num_gpus")}
-    return {
-        "model": graph.name, "gpu": asked.gpu.id, "mode": graph.mode, "batch": batch, "seq": graph.seq, "dtype": asked.dtype,
-        "runtime": asked.runtime, "attention": asked.attention, "micro_batches": layout.micro_batches,
-        "recompute": asked.recompute or graph.recompute, "optimizer": asked.optimizer if graph.mode == "training" else None,
-        "master_weights": asked.master_weights, "fp32_gradients": asked.fp32_gradients,
-        "num_parameters": graph.num_parameters, **spread_over, **({"profile": asked.profile.told()} if asked.profile else {}),
-    }  # fmt: skip
-
-
-def _size(name: str, value: int | None) -> int | None:
-    return None if value is None else positive(name, value)
-
-
-def _graph(asked: Question, layout: Layout) -> OpGraph:
-    """What one replica does of one micro-batch."""
-    model = asked.model
-    if isinstance(model, OpGraph):
-        graph = model
-        if asked.batch is not None and (graph.batch is None or layout.micro_batch(asked.batch) != graph.batch):
-            has = f"{graph.batch} texts on each GPU and in each micro-batch" if graph.batch else "the sizes of its example inputs"
-            raise InvalidInput(f"batch = {asked.batch} does not fit {graph.name}: the graph was traced with {has}")
-        if asked.recompute and not graph.recompute:
-            graph = renamed(graph, segments=recomputed(graph.segments, str(asked.recompute)), recompute=True)
-    else:
-        if asked.batch is None or asked.seq is None:
-            raise InvalidInput("batch and seq are missing: a model needs both, only a traced graph has them already")
-        shards_cast = asked.dtype == "amp" and layout.fsdp > 1  # weights are cast when they are gathered: layers compute in bf16
-        graph = model_graph(
-            model, mode=asked.mode, batch=layout.micro_batch(asked.batch), seq=asked.seq, dtype="bf16" if shards_cast else asked.dtype,
-            attention=asked.attention, recompute=asked.recompute,
-        )  # fmt: skip
-    if layout.micro_batches > 1 and graph.mode != "training" and layout.pp == 1:
-        raise InvalidInput("micro_batches is for training: an inference pass has one")
-    return graph
-
-
-def _given_graph(model: Any) -> OpGraph | None:
-    """The graph that `model` is, or the file it names holds."""
-    if hasattr(model, "named_parameters"):
-        raise InvalidInput("model is a torch module: trace it first, tilecast.step(tilecast.trace(module, example_inputs), ...)")
-    if not isinstance(model, OpGraph | str | Path | Mapping):
-        raise InvalidInput(f"model is a {type(model).__name__} and must be an id, a config, a file or a traced graph")
-    if isinstance(model, OpGraph):
-        return model
-    return load_graph(str(model)) if isinstance(model, str | Path) and str(model).endswith(".graph.json") else None
-
-
-def _agreed(graph: OpGraph, *, mode: str | None, seq: int | None, dtype: str | None, attention: str | None) -> tuple[str, str]:
-    """Mode and format of a traced graph; what was asked must not say otherwise."""
-    own = graph.dtype
-    allowed = (own, "tf32") if own == "fp32" else (own,)
-    if mode not in (None, graph.mode):
-        raise InvalidInput(f"mode = {mode!r} does not fit {graph.name}: it was traced for {graph.mode}; trace it again with mode={mode!r}")
-    if dtype not in (None, *allowed):
-        raise InvalidInput(f"dtype = {dtype!r} does not fit {graph.name}: it was traced in {own}; allowed: {', '.join(allowed)}")
-    if seq not in (None, graph.seq):
-        raise InvalidInput(f"seq = {seq} does not fit {graph.name}: the graph was traced with {graph.seq or 'the sizes of its inputs'}")
-    if attention is not None:
-        raise InvalidInput(f"attention = {attention!r} does not fit {graph.name}: a traced graph has its attention already")
-    return graph.mode, dtype or own
-
-
-def _as_run(asked: Question, graph: OpGraph) -> OpGraph:
-    return graph if asked.runtime == "eager" else compiled(graph, finds_attention=asked.runtime == "compiled")
-
-
-def _optimizer(name: str | None) -> tuple[str | None, str]:
-    """adamw, or adamw-fused: the rule and how it is carried out."""
-    if name is None:
-        return None, "foreach"
-    kind, _, how = name.lower().replace("_", "-").partition("-")
-    how = how.replace("-", "_") or "foreach"
-    if kind not in KINDS or how not in IMPLEMENTATIONS:
-        ways = ", ".join(f"-{each.replace('_', '-')}" for each in IMPLEMENTATIONS)
-        raise InvalidInput(f"optimizer = {name!r} must be one of {', '.join(KINDS)}, alone or with {ways}")
-    return kind, how
-
-
-def _keeps(asked: Question, kind: str | None, how: str) -> Keeps:
-    if kind is None:
-        return Keeps(how=how)
-    return Keeps(states=STATES[kind], how=how, master=asked.master_weights, wide_gradients=asked.fp32_gradients)
-
-
-def _passing_bytes(graph: OpGraph, keeps: Keeps, wide_weights: bool) -> int:
-    """Temporary optimizer bytes per weight on many GPUs, in the format of the largest tensor, or in fp32 where weights are kept so."""
-    largest = max(graph.parameters, key=lambda entry: entry[0].numel, default=None)
-    return keeps.passing_bytes("fp32" if wide_weights or largest is None else largest[0].dtype)
-
-
-def _refuse_master(asked: Question) -> None:
-    """Master weights are an optimizer's, of weights that are narrower than fp32."""
-    if asked.fp32_gradients and not asked.master_weights:
-        raise InvalidInput("fp32_gradients needs master_weights: otherwise gradients have the format of the weights")
-    if asked.master_weights and (asked.mode != "training" or asked.optimizer is None):
-        raise InvalidInput("master_weights is for training with an optimizer: nothing else keeps them")
-    if asked.master_weights and asked.dtype not in NARROW:
-        raise InvalidInput(
-            f"master_weights is for weights of 16 bits ({', '.join(NARROW)}): with dtype = {asked.dtype} they are fp32 already"
-        )
-
-
-def _updates(
-    graph: OpGraph,
-    kind: str | None,
-    keeps: Keeps,
-    *,
-    accumulates: bool,
-    shards: int = 1,
-    updated: float | None = None,
-    dtype: str | None = None,
-) -> tuple[KernelCall, ...]:
-    """What follows the backward pass: gradients added to those that are there, one of `shards`, and the optimizer, of `updated` weights."""
-    calls: list[KernelCall] = []
-    if accumulates:
-        looked_up = _looked_up(graph) if keeps.wide_gradients else {}
-        for tensor, number in graph.parameters:
-            # Products of weight gradients add to buffers of fp32 themselves, and hide it (Megatron's gradient_accumulation_fusion).
-            times = number if not keeps.wide_gradients or len(tensor.shape) < 2 else min(number, looked_up.get(tensor.shape, 0))
-            if not times:
-                continue
-            numel = max(1, tensor.numel // shards)
-            own, summed = max(1, tensor.nbytes // shards), numel * keeps.gradient_bytes(tensor.dtype)
-            kernel = MemoryPass(read_bytes=own + summed, written_bytes=summed, flop=numel)
-            calls.append(KernelCall("accumulate_grad", "backward", kernel, times, "cold", ENGINE))
-    if kind is not None:
-        formats: dict[str, tuple[int, int]] = {}
-        for tensor, times in graph.parameters:
-            numel, number = formats.get(dtype or tensor.dtype, (0, 0))
-            formats[dtype or tensor.dtype] = numel + tensor.numel * times, number + times
-        for name, (numel, number) in formats.items():
-            share = 1.0 if updated is None else updated / max(1, graph.num_trained)
-            wide = keeps.has_master(name)
-            update = OptimizerUpdate(
-                numel=max(1, round(numel * share)), num_tensors=number, kind=kind, implementation=keeps.how,
-                dtype="fp32" if wide else name, weight_dtype=name if wide else None,
-                gradient_dtype="fp32" if wide and keeps.wide_gradients else None,
-            )  # fmt: skip
-            calls.append(KernelCall(f"{kind} {keeps.how}", "optimizer", update, 1, "cold", ENGINE))
-    return tuple(calls)
-
-
-def _looked_up(graph: OpGraph) -> dict[tuple[int, ...], int]:
-    """Shapes of tables whose gradients are no products, and how many of each."""
-    found: dict[tuple[int, ...], int] = {}
-    for node, times in graph.counted().items():
-        if "embedding" in node.op and node.phase == "backward":
-            found[node.outputs[0].shape] = found.get(node.outputs[0].shape, 0) + times
-    return found
-
-
 # ---- many ---------------------------------------------------------------------------------------------------------
 
 
@@ -426,9 +242,9 @@ def _together(
     micro_batch = layout.micro_batch(asked.batch) if asked.batch is not None and not isinstance(asked.model, OpGraph) else None
     cut = micro_batch, layout.tp, layout.sequence_parallel, layout.ep, wide_weights
     if cut not in graphs:
-        shared = expert_parallel(undivided(_graph(asked, layout)), layout.ep)
+        shared = expert_parallel(undivided(graph_of(asked, layout)), layout.ep)
         divided = tensor_parallel(shared, layout.tp, sequence_parallel=layout.sequence_parallel)
-        graphs[cut] = replace(divided, graph=_as_run(asked, divided.graph))
+        graphs[cut] = replace(divided, graph=as_run(asked, divided.graph))
     divided = graphs[cut]
     graph = divided.graph
     training = graph.mode == "training"
@@ -437,18 +253,18 @@ def _together(
         groups = f"pp = {layout.pp} stages" + (f" of virtual_stages = {layout.virtual_stages} groups" if layout.virtual_stages > 1 else "")
         raise InvalidInput(f"{groups} are more than the {parts.number} layers of {graph.name}")
     kind = rule[0] if training else None
-    keeps = _keeps(asked, kind, rule[1])
+    keeps = keeps_of(asked, kind, rule[1])
     accumulates = training and (kind is None or layout.micro_batches > 1 or keeps.wide_gradients)
     size = sizes_of(graph, parts, wide_weights=wide_weights, keeps=keeps)
     stage_reached = min(math.ceil(parts.number / layout.pp), parts.reached)
     most = size.trained(stage_reached, True) / (layout.fsdp * (layout.dp if layout.zero else 1))
     key = *cut, accumulates and layout.fsdp
     if key not in kernels:
-        extra = _updates(graph, None, keeps, accumulates=accumulates, shards=layout.fsdp)
+        extra = updates_of(graph, None, keeps, accumulates=accumulates, shards=layout.fsdp)
         kernels[key] = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, extra)
     found = kernels[key]
     done = spread(found, divided, layout, box, size, draw=draw)
-    steps = _optimizer_parts(asked, graph, keeps, kind, most, "fp32" if wide_weights else None)
+    steps = optimizer_parts(asked, graph, keeps, kind, most, "fp32" if wide_weights else None)
     optimizer_s = sum((time.median_s[0] for time in steps.times), 0.0) if steps else 0.0
     total_s = done.compute_s + sum(done.exposed_s) + optimizer_s
     shares = {name: found.phase(name) for name in ("forward", "loss", "backward")}
@@ -470,10 +286,10 @@ def _together(
         exposed_s=waits,
         host_wait_s=sum(found.waits.values()) * layout.micro_batches / layout.pp,
         mfu=flop / (total_s * peak),
-        memory=memory_of(divided, layout, size, _passing_bytes(graph, keeps, wide_weights), CONTEXT_BYTES, asked.gpu.dram_bytes),
+        memory=memory_of(divided, layout, size, passing_bytes(graph, keeps, wide_weights), CONTEXT_BYTES, asked.gpu.dram_bytes),
         basis=weakest([found.basis, "analytic"] if done.collectives else [found.basis]),
         breakdown=parts_of(found, done, tuple(part for part in lines if part.name != HOST), layout, total_s),
-        inputs=_inputs(asked, layout, divided.whole) | {"node": box.node.id},
+        inputs=inputs_of(asked, layout, divided.whole) | {"node": box.node.id},
         notes=(*graph.notes, *filter(None, [hardware.foreign_note(box.node, asked.gpu)])),
         num_gpus=layout.num_gpus,
         collectives=done.collectives,
@@ -501,15 +317,6 @@ def _with_optimizer(done: Spread, optimizer_s: float, name: str) -> tuple[Span, 
             else []
         )
     return (*done.spans, *more)
-
-
-def _optimizer_parts(asked: Question, graph: OpGraph, keeps: Keeps, kind: str | None, updated: float, dtype: str | None) -> Priced | None:
-    calls = _updates(graph, kind, keeps, accumulates=False, updated=updated, dtype=dtype)
-    if not calls:
-        return None
-    timed = price_step(Step("prefill", calls), asked.gpu, asked.price)
-    none = dict.fromkeys(PHASES, 0.0)
-    return Priced(graph=graph, calls=calls, known=(True,) * len(calls), times=timed.calls, places={}, waits=none)
 
 
 # ---- what a step is measured by -----------------------------------------------------------------------------------

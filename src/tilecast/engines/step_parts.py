@@ -8,7 +8,7 @@ import numpy as np
 
 from tilecast import units
 from tilecast.engines.eager import Clocks, host_cost, run
-from tilecast.engines.predict import NOTHING, Interval
+from tilecast.engines.interval import NOTHING, Interval
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec

@@ -6,8 +6,9 @@ from itertools import product
 from typing import Any
 
 from tilecast import hardware, units
+from tilecast.engines.interval import Interval
 from tilecast.engines.many import METRICS, Metric, Outcome, outcome_of, outcomes
-from tilecast.engines.predict import Interval, predict
+from tilecast.engines.predict import predict
 from tilecast.errors import InvalidInput, TilecastError
 from tilecast.serving.disaggregated import layouts_of, workers_in
 from tilecast.serving.outcome import LoadOutcome, load_outcomes

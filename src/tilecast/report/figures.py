@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from tilecast.engines.breakdown import Part
 from tilecast.engines.many import Outcome, outcomes
-from tilecast.engines.predict import Part, Prediction
+from tilecast.engines.predict import Prediction
 from tilecast.execution import Protocol
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tilecast.engines.predict import Interval, Part, sizes_of
+from tilecast.engines.breakdown import Part, sizes_of
+from tilecast.engines.interval import Interval
 from tilecast.serving.costs import SIDES, Costs
 from tilecast.serving.schedule import Schedule
 from tilecast.workloads.aggregate import weakest

@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 
 from tilecast.engines.many import alike
-from tilecast.engines.predict import Setup
+from tilecast.engines.setup import Setup
 from tilecast.execution.tasks import Floats
 from tilecast.serving.schedule import Schedule
 from tilecast.workloads.aggregate import Price, StepTime, price_steps, signature, weakest

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from tilecast.engines.predict import Interval, Part, Setup, check_context, inputs_of, said_of, set_up, warnings_of
+from tilecast.engines.breakdown import Part
+from tilecast.engines.interval import Interval
+from tilecast.engines.setup import Setup, check_context, inputs_of, said_of, set_up, warnings_of
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.learning.profiles import Profile

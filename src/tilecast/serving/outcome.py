@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from tilecast.engines.interval import Interval
 from tilecast.engines.many import METRICS
-from tilecast.engines.predict import Interval
 from tilecast.serving.disaggregated import DisaggregatedPrediction, predict_disaggregated
 from tilecast.serving.load import LoadPrediction, predict_load
 from tilecast.workloads.memory import Memory

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from tilecast.engines.fit import stage_caches, stage_weights
-from tilecast.engines.predict import Setup
+from tilecast.engines.setup import Setup
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import activations_bytes
 

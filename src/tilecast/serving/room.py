@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from tilecast.engines.fit import memory_of, would_fit
-from tilecast.engines.predict import Setup
+from tilecast.engines.setup import Setup
 from tilecast.serving.asked import batch_of
 from tilecast.serving.policy import Policy
 from tilecast.serving.schedule import Lengths

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from tilecast.engines.base import Host
-from tilecast.engines.predict import Interval
+from tilecast.engines.interval import Interval
 from tilecast.execution.tasks import Floats
 from tilecast.serving.costs import SIDES, Costs
 from tilecast.serving.schedule import Schedule

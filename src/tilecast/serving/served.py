@@ -4,7 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from tilecast.engines.predict import Interval, Part, record
+from tilecast.engines.breakdown import Part
+from tilecast.engines.interval import Interval
+from tilecast.engines.predict import record
 from tilecast.workloads.aggregate import BASES
 from tilecast.workloads.memory import Memory
 

@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tilecast.engines.predict import HOST, Part, Prediction, predict
+from tilecast.engines.breakdown import HOST, Part
+from tilecast.engines.predict import Prediction, predict
 from tilecast.engines.step_parts import StepPrediction
 from tilecast.report.record import versions
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from tilecast.execution.tasks import Floats
 from tilecast.report.record import versions
-from tilecast.serving.disaggregated import MEDIAN, DisaggregatedPrediction
+from tilecast.serving.disaggregated import DisaggregatedPrediction
+from tilecast.serving.handover import MEDIAN
 from tilecast.serving.load import LoadPrediction
 
 MOST_STEPS = 2_000
