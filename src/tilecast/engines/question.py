@@ -43,6 +43,7 @@ class Question:
 
 
 def inputs_of(asked: Question, layout: Layout, graph: OpGraph) -> dict[str, Any]:
+    """What was asked, as a record tells it."""
     batch = (graph.batch or 0) * layout.micro_batches * layout.replicas or asked.batch
     spread_over = {name: value for name, value in layout.to_dict().items() if name not in ("micro_batches", "num_gpus")}
     return {
@@ -55,6 +56,7 @@ def inputs_of(asked: Question, layout: Layout, graph: OpGraph) -> dict[str, Any]
 
 
 def size(name: str, value: int | None) -> int | None:
+    """A size that may be left open, checked."""
     return None if value is None else positive(name, value)
 
 
@@ -108,6 +110,7 @@ def agreed(graph: OpGraph, *, mode: str | None, seq: int | None, dtype: str | No
 
 
 def as_run(asked: Question, graph: OpGraph) -> OpGraph:
+    """The graph as its runtime launches it: operator by operator, or fused."""
     return graph if asked.runtime == "eager" else compiled(graph, finds_attention=asked.runtime == "compiled")
 
 

@@ -25,6 +25,7 @@ def rule_of(name: str | None) -> tuple[str | None, str]:
 
 
 def keeps_of(asked: Question, kind: str | None, how: str) -> Keeps:
+    """What the optimizer keeps beside each weight."""
     if kind is None:
         return Keeps(how=how)
     return Keeps(states=STATES[kind], how=how, master=asked.master_weights, wide_gradients=asked.fp32_gradients)
