@@ -71,7 +71,7 @@ def set_up(
     kv_dtype: str | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Setup:
-    spec = hardware.gpu(gpu, overrides)
+    spec = hardware.in_long_runs(hardware.gpu(gpu, overrides))
     config = served(requantised(model_config(model), quant), {*spec.tensor_flop_per_s, *spec.vector_flop_per_s})
     runs = with_settings(engine_named(engine), engine_settings) if engine_settings else engine_named(engine)
     _check_dtypes(config, spec, kv_dtype)
@@ -158,4 +158,6 @@ def warnings_of(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec 
         found.append(f"{longest:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
     if node is not None and (foreign := hardware.foreign_note(node, gpu)):
         found.append(foreign)
+    if held := hardware.power_note(gpu):
+        found.append(held)
     return tuple(found)

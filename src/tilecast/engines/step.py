@@ -137,7 +137,7 @@ def predict_layouts(
 
     An option that does nothing in one of them (a schedule without stages) is not refused: lists are made of all combinations.
     """
-    spec = hardware.gpu(gpu, overrides)
+    spec = hardware.in_long_runs(hardware.gpu(gpu, overrides))
     if runtime not in RUNTIMES:
         raise InvalidInput(f"runtime = {runtime!r} must be one of {', '.join(RUNTIMES)}")
     if dtype not in (None, *DTYPES):
@@ -201,9 +201,13 @@ def _alone(asked: Question, layout: Layout, rule: tuple[str | None, str], draw: 
         basis=found.basis,
         breakdown=breakdown(found, total.median, times_run),
         inputs=inputs_of(asked, layout, graph),
-        notes=graph.notes,
+        notes=_notes(graph, hardware.power_note(asked.gpu)),
         spans=_kernel_spans(found) if draw else (),
     )
+
+
+def _notes(graph: OpGraph, *more: str | None) -> tuple[str, ...]:
+    return (*graph.notes, *filter(None, more))
 
 
 def _kernel_spans(found: Priced) -> tuple[Span, ...]:
@@ -290,7 +294,7 @@ def _together(
         basis=weakest([found.basis, "analytic"] if done.collectives else [found.basis]),
         breakdown=parts_of(found, done, tuple(part for part in lines if part.name != HOST), layout, total_s),
         inputs=inputs_of(asked, layout, divided.whole) | {"node": box.node.id},
-        notes=(*graph.notes, *filter(None, [hardware.foreign_note(box.node, asked.gpu)])),
+        notes=_notes(graph, hardware.foreign_note(box.node, asked.gpu), hardware.power_note(asked.gpu)),
         num_gpus=layout.num_gpus,
         collectives=done.collectives,
         spans=_with_optimizer(done, optimizer_s, str(asked.optimizer)) if draw else (),

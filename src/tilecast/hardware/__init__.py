@@ -7,9 +7,11 @@ from tilecast.hardware.catalogue import (
     gpu,
     gpu_ids,
     gpus,
+    in_long_runs,
     node,
     node_ids,
     nodes,
+    power_note,
     resolution_note,
 )
 from tilecast.hardware.node_spec import NodeSpec, default_node, default_node_id
@@ -17,5 +19,5 @@ from tilecast.hardware.spec import GpuSpec, Source, with_overrides
 
 __all__ = [
     "GpuSpec", "NodeSpec", "Source", "as_catalogued", "catalogue_hash", "default_node", "default_node_id", "foreign_note",
-    "gpu", "gpu_ids", "gpus", "node", "node_ids", "nodes", "resolution_note", "with_overrides",
+    "gpu", "gpu_ids", "gpus", "in_long_runs", "node", "node_ids", "nodes", "power_note", "resolution_note", "with_overrides",
 ]  # fmt: skip

@@ -53,6 +53,24 @@ def as_catalogued(spec: GpuSpec) -> GpuSpec:
     return gpu(origin) if origin and origin in gpu_ids() else spec
 
 
+def in_long_runs(spec: GpuSpec) -> GpuSpec:
+    """The part as it runs for seconds on end: held to the power it was measured to keep up, where that is less than its limit."""
+    if spec.sustained_w is None:
+        return spec
+    return replace(spec, tdp_w=spec.sustained_w, sustained_w=None, base=as_catalogued(spec).id)
+
+
+def power_note(spec: GpuSpec) -> str | None:
+    """What to tell the user of a part that `in_long_runs` holds to less than its power limit; None where it does not."""
+    usual = as_catalogued(spec)
+    if usual.sustained_w is None or spec.tdp_w != usual.sustained_w:
+        return None
+    return (
+        f"{spec.id} is priced at the {usual.sustained_w:g} W that it was measured to keep up, not its limit of {usual.tdp_w:g} W; "
+        f"sustained_w={usual.tdp_w:g} prices one that stays cool"
+    )
+
+
 def resolution_note(name: str) -> str | None:
     """What to tell the user when a short name such as "H100" stands for several parts; None when the name is exact."""
     spec, is_bare = _resolve(name)

@@ -1,6 +1,6 @@
 """GpuSpec: the nominal facts of one GPU, in SI units with dense rates, each with the source it rests on.
 
-A spec holds what the vendor built, never what somebody fitted. Peaks obey `peak = num_sms x rate per clock x clock`, so a
+A spec holds what the vendor built or what rows show, never what somebody fitted. Peaks obey `peak = num_sms x rate per clock x clock`, so a
 what-if part (`with_overrides`) is as consistent as a real one: change the clock or the SM count and the peaks follow.
 """
 
@@ -73,6 +73,7 @@ class GpuSpec:
     max_clock_hz: float | None = _fact(1e8, 1e10, optional=True)  # where cards run above that: GeForce
     tensor_clock_hz: float = _fact(1e8, 1e10)  # the clock that the published tensor peaks assume
     tdp_w: float | None = _fact(5, 1e4, optional=True)
+    sustained_w: float | None = _fact(5, 1e4, optional=True)  # what the board keeps up for long, where it was measured to be less
 
     tensor_flop_per_s: Mapping[str, float] = _fact(1e11, 1e18)  # dense, by dtype; an absent dtype is not supported
     tensor_flop_per_clock_per_sm: Mapping[str, float] = _fact(1, 1 << 20)
@@ -365,6 +366,7 @@ def check_physics(spec: GpuSpec) -> None:
     for small, large in (
         ("base_clock_hz", "boost_clock_hz"),
         ("boost_clock_hz", "max_clock_hz"),
+        ("sustained_w", "tdp_w"),
         ("shared_bytes_per_block", "shared_bytes_per_sm"),
         ("shared_bytes_per_sm", "l1_bytes_per_sm"),
         ("l2_bytes", "dram_bytes"),
@@ -396,7 +398,7 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
     """`spec` with some facts changed and what follows from them recomputed, checked like any other spec.
 
     Peaks follow the SM count and their clock; the tensor clock follows the boost clock; the pin rate follows the bandwidth. What is
-    overridden itself stays as given, and its per-clock rate follows instead.
+    overridden itself stays as given, and its per-clock rate follows instead; another power limit is one that the board keeps up.
     """
     if isinstance(overrides, Mapping) and not overrides:
         return spec
@@ -414,6 +416,8 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
         changed = replace(changed, base_clock_hz=changed.boost_clock_hz)
     if "boost_clock_hz" in plain and "max_clock_hz" not in plain and spec.max_clock_hz is not None:
         changed = replace(changed, max_clock_hz=spec.max_clock_hz * changed.boost_clock_hz / spec.boost_clock_hz)
+    if "tdp_w" in plain and "sustained_w" not in plain:
+        changed = replace(changed, sustained_w=None)
     if "dram_bytes_per_s" in plain and "dram_pin_bits_per_s" not in plain and spec.dram_pin_bits_per_s is not None:
         changed = replace(changed, dram_pin_bits_per_s=spec.dram_pin_bits_per_s * changed.dram_bytes_per_s / spec.dram_bytes_per_s)
     for kind in ("tensor", "vector"):
