@@ -55,9 +55,7 @@ def as_catalogued(spec: GpuSpec) -> GpuSpec:
 
 def in_long_runs(spec: GpuSpec) -> GpuSpec:
     """The part as it runs for seconds on end: held to the power it was measured to keep up, where that is less than its limit."""
-    if spec.sustained_w is None:
-        return spec
-    return replace(spec, tdp_w=spec.sustained_w, sustained_w=None, base=as_catalogued(spec).id)
+    return spec if spec.sustained_w is None else with_overrides(spec, {"tdp_w": spec.sustained_w})
 
 
 def power_note(spec: GpuSpec) -> str | None:
