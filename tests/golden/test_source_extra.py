@@ -124,7 +124,9 @@ WORKED: list[tuple[str, str, str, int, dict[str, Any]]] = [
     ("frontier", ATTENTION, "attention_decode", 22636, {"timer": "event", "set_aside": "known bad: launch noise"}),
     ("frontier", ATTENTION, "attention_decode", 22647, {"batch": 1, "kv_len": 353, "set_aside": "known bad: launch noise"}),
     # 135.037, H800, flashinfer prefill of 64 tokens after 9,344 others
-    ("frontier", ATTENTION, "attention_prefill", 54309, {"gpu": "h800-sxm", "identity": "flashinfer_fa3", "q_len": 64, "kv_len": 9408}),
+    ("frontier", ATTENTION, "attention_prefill", 54309, {
+        "gpu": "h800-sxm", "engine": "framework", "identity": "flashinfer_fa3", "q_len": 64, "kv_len": 9408,
+    }),
     # 52.32, H800, flashinfer decode 128 x 449, one traced call, flag below_roofline
     ("frontier", ATTENTION, "attention_decode", 56055, {
         "gpu": "h800-sxm", "identity": None, "batch": 128, "q_len": 1, "kv_len": 449, "num_repeats": 1, "spread_s": None, "cache": "warm",
@@ -236,6 +238,11 @@ WORKED: list[tuple[str, str, str, int, dict[str, Any]]] = [
     ("infersim", ATTENTION, "attention_decode", 625576, {
         "kv_len": 4096, "latency_s": 25.68e-6, "set_aside": "known bad: the host's launches, not the kernel",
     }),
+    # 27.123, H20 16-2-128, one request of 32,768 keys, no longer than one of 4,096; 57.646 of 131,072
+    ("infersim", ATTENTION, "attention_decode", 625122, {
+        "gpu": "h20", "kv_len": 32768, "latency_s": 27.123e-6, "set_aside": "known bad: the host's launches, not the kernel",
+    }),
+    ("infersim", ATTENTION, "attention_decode", 625124, {"kv_len": 131072, "latency_s": 57.646e-6, "set_aside": None}),
     # 84.6816, H20 64-2-128, the file without a header
     ("infersim", ATTENTION, "attention_decode", 625412, {
         "latency_s": 84.6816e-6, "set_aside": "known bad: 1.8 to 3 times slower than its neighbours, another code path",
