@@ -527,3 +527,20 @@ def test_memorys_level_is_told_by_rows_that_came_from_dram() -> None:
     mixed = training.levels(data, ["l40s"])[0, GROUPS.index("memory")]
     assert told == pytest.approx(0.01, abs=0.05) and mixed > 0.15
     assert not training._found_in_l2(data)
+
+
+def test_a_library_called_by_itself_tells_no_level_where_servers_rows_do() -> None:
+    number = 600
+    target, gpu = np.full(number, 0.02), np.full(number, "h800-sxm", object)
+    target[200:] = 0.7  # two of three rows are calls by a profiler of its own
+    gpu[500:] = "a800-sxm-80gb"
+    numbers = np.zeros((number, len(number_names("attention_decode"))), np.float32)
+    data = Examples(
+        numbers=numbers, timed=numbers, names=[{"engine": "sglang"}, {"engine": "framework"}],
+        group_of=np.repeat([0, 1], [200, 400]), binds=np.full(number, GROUPS.index("launch")), gpu=gpu, target=target,
+        shape=np.zeros(number), weight=np.ones(number), rank=np.arange(number), steady=np.ones(number, bool),
+    )  # fmt: skip
+    gpus = ["a800-sxm-80gb", "h800-sxm"]
+    alone, beside = training.levels(data, gpus, of_servers=training._of_servers(data, "attention_decode"))[:, GROUPS.index("launch")]
+    assert beside == pytest.approx(0.02) and alone == pytest.approx(0.7)  # with nothing else there, they speak for their own kind
+    assert training._of_servers(data, "gemm") is None

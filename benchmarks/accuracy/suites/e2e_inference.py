@@ -110,8 +110,12 @@ def run(quick: bool) -> Result:
         shares=shares,
         notes=[
             f"{num_cases} cases measured; the peers predicted {stored.select(CASE).n_unique()} of them, and only those have peer rows.",
-            "analytic: kernel times from the analytic models, SGLang's host constants (engines/sglang.toml) from the A100 and H100"
-            " cases; A40, H20 and RTX 6000 Ada are scored with nothing of theirs fitted.",
+            "Kernel times from the shipped weights, SGLang's host constants (engines/sglang.toml) from the A100 and H100 cases; no case of"
+            " another GPU was used for anything.",
+            "Kernels of the other three that taught: A40's products (Vidur), H20's fp8 products, decodes and fused experts (InferSim,"
+            " PipeWeave), RTX 6000 Ada's fused experts, whose long launches also give the 240 W it is priced at (sustained_w:"
+            " python -m benchmarks.fit.sustained). At its limit of 300 W prefill and total are 28.6 and 19.8 % off there,"
+            " and 7.0 and 5.4 % over the peers' cases.",
             "Ground truth is the median run. PipeWeave's own comparison takes, for each predictor, the best fitting of five runs: over its"
             " 40 cases 8.2 / 13.4 / 8.2 % that way, 8.9 / 13.4 / 8.7 % against the median.",
             "PipeWeave trained on A100, A40, H20 and RTX 6000 Ada kernels; of these GPUs only H100 was new to it.",

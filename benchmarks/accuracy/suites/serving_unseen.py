@@ -31,9 +31,10 @@ def run(quick: bool) -> Result:
         for group in ("dense", "moe"):
             of_class = predictions.filter((pl.col("metric") == metric) & (pl.col("model_class") == group))
             shares += errors(of_class, metric, f"aggregated {group} points", median=True)
+        shares += serving.ranks(predictions, metric, "groups")
     return Result(
         suite=SUITE.name,
-        question="How far off is a served model on a GPU of which nothing was measured?",
+        question="How far off is a served model on a GPU of which no row was learned from?",
         predictions=predictions,
         slices=("metric", "model_class", "gpu", "engine"),
         splits=[{"kind": "gpu, siblings in", "held out": "the GPU of each point", "seed": 0, "rows": aggregated.height}],

@@ -113,7 +113,7 @@ def _row(entry: Support, found: Prediction) -> tuple[str, ...]:
         data = entry.data_gpu or "all GPUs"
         data += " (same die)" if entry.data_gpu not in (None, found.gpu.id) else ""
     error = f"{entry.mean_error_percent:.1f} %" if entry.mean_error_percent is not None else "-"
-    kernel = "-" if entry.family == HOST else entry.kernel.replace(" None", "")
+    kernel = "-" if entry.family == HOST else entry.kernel
     return (
         entry.family, kernel, f"{100 * entry.share_fraction:.1f} %", entry.basis, error, data, ", ".join(entry.engines) or "-",
         f"{entry.rows:,}" if entry.rows else "-", ", ".join(entry.parts),

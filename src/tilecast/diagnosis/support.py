@@ -19,12 +19,12 @@ class Support:
     """One kernel, wherever the model launches it."""
 
     family: str
-    kernel: str  # number format and identity, as the index names it
+    kernel: str  # number format and, where rows tell it, identity
     parts: tuple[str, ...]  # of the model, with their phase where they differ by it
     share_fraction: float  # of the total time
     basis: str
     data_gpu: str | None  # whose level and trees are used; None: nobody's
-    engines: tuple[str, ...]  # in which it was measured there
+    engines: tuple[str, ...]  # in which it was measured there, where rows tell it
     rows: int  # of the family, on that GPU; with none, on all GPUs together
     sources: tuple[str, ...]  # of the family
     mean_error_percent: float | None  # on rows held out as this GPU stands to the data; None: not known
@@ -62,12 +62,12 @@ def _support(family: str, key: str, parts: list[Part], found: Prediction, total_
     known = correction.stand_in(found.gpu, key, found.engine.partition("@")[0]) if correction is not None and call is not None else None
     return Support(
         family=family,
-        kernel=key,
+        kernel=key.replace(" None", ""),
         parts=tuple(dict.fromkeys(part.name for part in parts)),
         share_fraction=sum(part.time.median for part in parts) / total_s,
         basis=basis,
         data_gpu=known,
-        engines=tuple(correction.measured[known][key]) if correction is not None and known is not None else (),
+        engines=tuple(filter(None, correction.measured[known][key])) if correction is not None and known is not None else (),
         rows=_rows(correction.manifest, known) if correction is not None else 0,
         sources=tuple(source["name"] for source in correction.manifest["sources"]) if correction is not None else (),
         mean_error_percent=_error(correction, basis, found.gpu, known) if correction is not None else None,

@@ -68,6 +68,11 @@ class Situation:
     kv_dtype: str
 
 
+def _as_its_file_says(engine: "Engine", gpu: GpuSpec) -> int:
+    del gpu
+    return int(engine.fact("most_running_requests"))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """How an engine runs a model: its choices are functions of the GPU, the box and the sizes, so that a new GPU needs no table."""
@@ -80,6 +85,7 @@ class Engine:
     fused: "Callable[[Engine, Situation], Mapping[str, str]]"  # an operation, its role or its quantiser -> the kernel that does it too
     token_budget: "Callable[[Engine, GpuSpec, bool], int]"  # (GPU, is offline) -> tokens of a step while prompts are waiting
     quantisers: Mapping[str, Quantiser]  # quantisation -> what makes its activations
+    most_running: "Callable[[Engine, GpuSpec], int]" = _as_its_file_says  # requests of one step
     gemm: Callable[[GpuSpec, str], str | None] = NO_IDENTITY  # (GPU, quantisation) -> identity
     experts: Callable[[GpuSpec, str], str | None] = NO_IDENTITY
     cache: Mapping[str, str] = field(default_factory=lambda: READ_FROM_DRAM)  # family -> what L2 holds of operands; warm where not named
@@ -106,7 +112,7 @@ class Engine:
         """Groups of a static batch that pass through the stages one behind the other; a group is what one step takes in."""
         if shard.pp == 1:
             return 1
-        steps = -(-batch.num_requests // max(1, self.fact("most_running_requests") // shard.pp))
+        steps = -(-batch.num_requests // max(1, self.most_running(self, gpu) // shard.pp))
         if self.fact("chunks_static_batches"):
             steps = max(steps, -(-sum(batch.input_tokens) // self.token_budget(self, gpu, True)))
         return min(shard.pp, int(steps), batch.num_requests)

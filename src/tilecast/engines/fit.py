@@ -33,7 +33,7 @@ def memory_of(config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, b
         weights_bytes=weights[fullest],
         kv_cache_bytes=caches[fullest],
         activations_bytes=active,
-        reserved_bytes=round(reserved_bytes(engine, gpu, weights[fullest] + active)),
+        reserved_bytes=round(reserved_bytes(engine, gpu, weights[fullest], active)),
         capacity_bytes=gpu.dram_bytes,
     )
 
@@ -43,15 +43,15 @@ def most_tokens(engine: Engine, gpu: GpuSpec) -> int:
     return engine.token_budget(engine, gpu, True) if engine.fact("chunks_static_batches") else LONGEST
 
 
-def reserved_bytes(engine: Engine, gpu: GpuSpec, taken: float) -> float:
+def reserved_bytes(engine: Engine, gpu: GpuSpec, weights: float, active: float) -> float:
     """What the engine keeps from the cache: a share of the memory, or of what weights and activations leave (TensorRT-LLM).
 
-    SGLang's share counts cache and weights alone: activations live in the rest of it, so only what it really holds counts here.
+    Of SGLang's share nothing goes to weights and cache, but activations live in it.
     """
     own, left_out = engine.host.reserved_bytes, 1.0 - float(engine.fact("memory_fraction"))
     if engine.fact("memory_is_of_free"):
-        return own + left_out * max(0.0, gpu.dram_bytes - taken - own)
-    return max(own, left_out * gpu.dram_bytes) if engine.fact("chunks_static_batches") else own
+        return own + left_out * max(0.0, gpu.dram_bytes - weights - active - own)
+    return max(own, left_out * gpu.dram_bytes - (0.0 if engine.fact("chunks_static_batches") else active))
 
 
 def stage_weights(config: ModelConfig, shard: Shard) -> list[int]:
@@ -86,7 +86,7 @@ def with_room(found: Memory, config: ModelConfig, shard: Shard, engine: Engine, 
             kept, held = max((held + on_rank * cache, held) for held, cache in zip(weights, caches, strict=True))
             own, every = min(on_rank * prompt, most), min(num_requests * prompt, most * shard.dp)
             active = activations_bytes(short, shard, own, every, num_requests)
-            return kept + active + round(reserved_bytes(engine, gpu, held + active)) <= found.capacity_bytes
+            return kept + active + round(reserved_bytes(engine, gpu, held, active)) <= found.capacity_bytes
 
         def caches_of(prompt: int) -> list[int]:
             return [_cache(config, shard, engine, Batch((prompt,), (osl,)), kv_dtype, kinds) for kinds in stages]

@@ -203,7 +203,7 @@ def predict(
             quant=quant, overrides=overrides, engine_settings=engine_settings, profile=measured,
         ),
         steps=(prefill, decode) if decode else (prefill,),
-        warnings=warnings_of(config, asked, spec, box),
+        warnings=warnings_of(found, asked, box),
         profile=measured,
     )  # fmt: skip
 

@@ -151,13 +151,16 @@ def _longest(config: ModelConfig, batch: Batch) -> int:
     return max(batch.input_tokens) if config.is_encoder else batch.longest_context
 
 
-def warnings_of(config: ModelConfig, batch: Batch, gpu: GpuSpec, node: NodeSpec | None) -> tuple[str, ...]:
+def warnings_of(found: Setup, batch: Batch, node: NodeSpec | None) -> tuple[str, ...]:
     """What is answered all the same, but should be known."""
-    found = list(config.notes)
+    config, gpu, engine = found.config, found.gpu, found.engine
+    told = list(config.notes)
+    if gpu.arch in engine.fact("does_not_run_on"):
+        told.append(f"{engine.name} does not run on {gpu.arch} GPUs: {gpu.id} is priced as if it did")
     if config.max_context is not None and (longest := _longest(config, batch)) > config.max_context:
-        found.append(f"{longest:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
+        told.append(f"{longest:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
     if node is not None and (foreign := hardware.foreign_note(node, gpu)):
-        found.append(foreign)
+        told.append(foreign)
     if held := hardware.power_note(gpu):
-        found.append(held)
-    return tuple(found)
+        told.append(held)
+    return tuple(told)

@@ -79,8 +79,18 @@ def token_budget(engine: Engine, gpu: GpuSpec, offline: bool) -> int:
     """max_num_batched_tokens: by the GPU's memory and by who asks, unless it was set."""
     if "token_budget" in engine.settings:
         return int(engine.fact("token_budget"))
-    large = gpu.dram_bytes >= 70 * 2**30 and "a100" not in gpu.id
-    return int(engine.fact("token_budget_by_use")[f"{'large' if large else 'small'}_{'offline' if offline else 'server'}"])
+    return int(engine.fact("token_budget_by_use")[f"{'large' if _is_large(gpu) else 'small'}_{'offline' if offline else 'server'}"])
+
+
+def most_running(engine: Engine, gpu: GpuSpec) -> int:
+    """max_num_seqs: by the GPU's memory, unless it was set."""
+    is_set = "most_running_requests" in engine.settings
+    return int(engine.fact("most_running_requests" if is_set or _is_large(gpu) else "most_running_requests_small"))
+
+
+def _is_large(gpu: GpuSpec) -> bool:
+    """As get_batch_defaults asks."""
+    return gpu.dram_bytes >= 70 * 2**30 and "a100" not in gpu.id
 
 
 ENGINE = Engine(
@@ -91,6 +101,7 @@ ENGINE = Engine(
     expert_format=expert_format,
     fused=fused,
     token_budget=token_budget,
+    most_running=most_running,
     gemm=gemm,
     experts=experts,
     quantisers=MappingProxyType({**QUANTISERS, "fp8": Quantiser("per_token", "fp8")}),

@@ -20,7 +20,7 @@ from tilecast.datasets.splits import same_die
 from tilecast.errors import MissingData
 from tilecast.execution.cache import FULL
 from tilecast.learning.boosting import boost
-from tilecast.learning.correction import ERRORS, SAME_DIE, TRAFFIC, Correction, forest_key, kernel_key
+from tilecast.learning.correction import ERRORS, FRAMEWORKS, SAME_DIE, TRAFFIC, Correction, forest_key, kernel_key
 from tilecast.learning.examples import Examples, examples, flags, vocabulary
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.intervals import Residuals, with_intervals
@@ -183,7 +183,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
     data = data.where(data.steady)
     gpus = tuple(sorted(set(data.gpu.tolist())))
     words = vocabulary(data)
-    level = levels(data, gpus, _from_dram(data) if settings.shared_as_timed else None)
+    level = levels(data, gpus, _from_dram(data) if settings.shared_as_timed else None, _of_servers(data, family))
     place = np.searchsorted(gpus, data.gpu)
     left = data.target - level[place, data.binds]
     named = flags(data, words)
@@ -267,14 +267,19 @@ def _kernels_on(data: Examples, gpu: str) -> dict[str, list[str]]:
     return {key: sorted(engines) for key, engines in sorted(found.items())}
 
 
-def levels(data: Examples, gpus: Sequence[str], from_dram: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+def levels(
+    data: Examples, gpus: Sequence[str], from_dram: NDArray[np.bool_] | None = None, of_servers: NDArray[np.bool_] | None = None
+) -> NDArray[np.float64]:
     """Median log ratio per GPU and what binds, shrunk towards the GPU's own median where rows are few.
 
     `from_dram`: rows that speak of DRAM; where a GPU has enough of them, those that were served by L2 do not tell its memory's level.
+    `of_servers`: rows that speak for servers; where a GPU has any, calls of a library do not tell its level.
     """
     level = np.zeros((len(gpus), len(GROUPS)))
     for place, gpu in enumerate(gpus):
         mine = data.gpu == gpu
+        if of_servers is not None and (mine & of_servers).any():
+            mine &= of_servers
         overall = float(np.median(data.target[mine]))
         for group, name in enumerate(GROUPS):
             chosen = mine & (data.binds == group)
@@ -284,6 +289,13 @@ def levels(data: Examples, gpus: Sequence[str], from_dram: NDArray[np.bool_] | N
             own = float(np.median(data.target[chosen])) if count else overall
             level[place, group] = (count * own + 50 * overall) / (count + 50)
     return level
+
+
+def _of_servers(data: Examples, family: str) -> NDArray[np.bool_] | None:
+    """Rows that are no calls of a library, which pad and gather around a kernel of attention."""
+    if not family.startswith("attention"):
+        return None
+    return np.array([names.get("engine", "") not in FRAMEWORKS for names in data.names])[data.group_of]
 
 
 def _from_dram(data: Examples) -> NDArray[np.bool_]:

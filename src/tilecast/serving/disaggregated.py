@@ -260,7 +260,7 @@ def predict_disaggregated(
             found, layout, box, {"concurrency": concurrency, **said_of(isl, osl, requests)},
             quant=quant, overrides=overrides, engine_settings=engine_settings, profile=measured,
         ),
-        warnings=(*warnings_of(found.config, lengths, found.gpu, box), *too_long(prefill.policy, asked, found.engine.name), *notes),
+        warnings=(*warnings_of(found, lengths, box), *too_long(prefill.policy, asked, found.engine.name), *notes),
         profile=measured,
     )  # fmt: skip
 

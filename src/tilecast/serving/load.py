@@ -209,6 +209,6 @@ def predict_load(
             {"concurrency": concurrency, **said_of(isl, osl, requests)},
             quant=quant, overrides=overrides, engine_settings=engine_settings, profile=measured,
         ),
-        warnings=(*warnings_of(found.config, lengths, found.gpu, found.node), *notes),
+        warnings=(*warnings_of(found, lengths, found.node), *notes),
         profile=measured,
     )  # fmt: skip

@@ -32,7 +32,7 @@ def policy_of(found: Setup) -> Policy:
     runs = found.engine
     return Policy(
         token_budget=runs.token_budget(runs, found.gpu, False),
-        most_running=max(1, int(runs.fact("most_running_requests")) // found.shard.dp),
+        most_running=max(1, runs.most_running(runs, found.gpu) // found.shard.dp),
         mixes=bool(runs.fact("mixes_phases")),
         chunks=bool(runs.fact("chunks_prompts")),
         cache_tokens=cache_tokens(found),

@@ -157,8 +157,9 @@ TABLE = RawTable(
             FROM_FILE("mha/decode/h800/32-2-128.csv") & (pl.col("batch") == 1) & (pl.col("kv_len") == 1024),
             "known bad: first call, not warmed up",
         ),
-        (  # none is below 25 us, however short its work, but in one file that was timed in another way: 10 us
-            (pl.col("method") == "torch_benchmark_wall") & (pl.col("latency_us") < 38) & ~FROM_FILE("mha/decode/h20/32-8-128.csv"),
+        (  # none is below 25 us, however short its work, but in one file that was timed in another way: 10 us. Up to 46 us the same
+            # work takes 26 us in one row and 45 in the next.
+            (pl.col("method") == "torch_benchmark_wall") & (pl.col("latency_us") < 50) & ~FROM_FILE("mha/decode/h20/32-8-128.csv"),
             "known bad: the host's launches, not the kernel",
         ),
     ),

@@ -1,0 +1,51 @@
+"""What an engine takes on: how much it holds at once, how many it runs, and where it runs at all."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilecast import hardware
+from tilecast.engines.base import engine, with_settings
+from tilecast.engines.predict import predict
+from tilecast.serving.load import predict_load
+from tilecast.workloads import aggregate
+
+
+def test_a_static_batch_of_sglang_fits_where_its_cache_holds_it_under_load() -> None:
+    asked = {"quant": "fp8", "isl": 512, "osl": 64}
+    most = predict("meta-llama/Llama-3.1-70B", "h100-sxm", batch=1, **asked).memory.largest_batch
+    cache = predict_load("meta-llama/Llama-3.1-70B", "h100-sxm", concurrency=most, **asked).policy.cache_tokens
+    assert most == cache // (512 + 64) == 11
+    assert not predict("meta-llama/Llama-3.1-70B", "h100-sxm", batch=most + 1, **asked).memory.fits
+    roomy = predict("meta-llama/Llama-3.1-70B", "h100-sxm", batch=1, **asked, engine_settings={"mem_fraction_static": 0.93}).memory
+    assert roomy.largest_batch > most
+
+
+@pytest.mark.parametrize(("name", "most"), [("h100-sxm", 1024), ("a100-sxm-80gb", 256), ("l40s", 256)])
+def test_vllm_runs_as_many_requests_as_it_takes_by_itself_on_a_gpu(name: str, most: int) -> None:
+    vllm = engine("vllm")
+    assert vllm.most_running(vllm, hardware.gpu(name)) == most
+    told = with_settings(vllm, {"max_num_seqs": 77})
+    assert told.most_running(told, hardware.gpu(name)) == 77
+
+
+@pytest.mark.parametrize(("name", "gpu", "runs"), [
+    ("trtllm", "mi300x", False), ("trtllm", "v100-sxm2-32gb", False), ("trtllm", "l40s", True), ("sglang", "mi300x", True),
+    ("sglang", "p100-pcie-16gb", False), ("vllm", "mi210", True), ("vllm", "p4", False),
+])  # fmt: skip
+def test_an_engine_that_does_not_run_on_a_gpu_is_priced_and_says_so(name: str, gpu: str, runs: bool) -> None:
+    found = predict("Qwen/Qwen3-0.6B", gpu, engine=name, batch=1, isl=64, osl=4, quant="fp16")
+    assert any("does not run on" in text for text in found.warnings) is not runs
+
+
+def test_the_level_of_unseen_gpus_is_the_one_that_kernels_left_out_show() -> None:
+    slices = json.loads((Path(__file__).parents[2] / "benchmarks/results/kernels-unseen.json").read_text())["by_slice"]
+    errors: dict[tuple[str, str], list[float]] = {}
+    for row in slices:
+        if row["predictor"] == "tilecast" and row["held_out"] == "GPU, siblings out":
+            errors.setdefault((row["gpu"], row["group"]), []).append(np.log1p(row["bias"] / 100))
+    deviation = np.sqrt(np.mean([np.mean(each) ** 2 for each in errors.values()]))
+    assert len(errors) > 50
+    assert pytest.approx(deviation, abs=0.015) == aggregate.UNSEEN_LEVEL / 1.28
