@@ -28,23 +28,17 @@ def measure() -> list[dict[str, object]]:
         off = {name: 100 * (seconds / rows["latency_s"].to_numpy() - 1) for name, seconds in _predicted(asked, family).items()}
         keyed = rows.select(pl.col(SLICE).cast(pl.String)).with_columns(pl.Series(name, values) for name, values in off.items())
         for key, part in keyed.group_by(SLICE, maintain_order=True):
-            told = {
-                f"{name} {what}": of(part[name].to_numpy()) for name in off for what, of in (("error %", _error), ("bias %", np.nanmean))
-            }
-            found.append(
-                dict(zip(("gpu", "kernel"), key, strict=True))
-                | {"family": family, "launches": int(part["physics"].is_finite().sum())}
-                | told
-            )
+            row: dict[str, object] = dict(zip(("gpu", "kernel"), key, strict=True))
+            row |= {"family": family, "launches": int(part["physics"].is_finite().sum())}
+            for name in off:
+                here = part[name].to_numpy()
+                row |= {f"{name} error %": float(np.nanmean(np.abs(here))), f"{name} bias %": float(np.nanmean(here))}
+            found.append(row)
     return found
 
 
 def _predicted(rows: pl.DataFrame, family: str) -> dict[str, np.ndarray]:
     return {"learned": shipped(rows, family), "physics": Analytic().predict(rows, family)}
-
-
-def _error(off: np.ndarray) -> float:
-    return float(np.nanmean(np.abs(off)))
 
 
 def main() -> int:
