@@ -30,9 +30,10 @@ TRAITS = {
     "sparse attention": ("index_topk", "sparse_attention_config", "compress_ratios"),
     "state-space or linear-attention layers": (
         "mamba_num_heads", "ssm_state_size", "linear_num_key_heads", "linear_attn_config", "hybrid_override_pattern", "state_size",
+        "attention_hidden_size", "conv_L_cache",
     ),
     "layers that differ one by one": ("block_configs",),
-    "an encoder beside the decoder": ("num_decoder_layers", "encoder_layers"),
+    "an encoder beside the decoder": ("num_decoder_layers", "encoder_layers", "is_encoder_decoder"),
 }  # fmt: skip
 OWN_TRAITS = ("experts", "latent attention")  # that some architecture here has
 NEAREST = {
