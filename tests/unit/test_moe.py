@@ -49,12 +49,53 @@ def test_defaults_differ_from_launch_to_launch_and_are_not_for_other_kernels():
 
 
 def test_marlin_is_bound_by_mma_sync_and_widens_weights_first():
-    asked = {"num_tokens": 4096, "dtype": "int4_wo", "block_m": 64, "block_n": 128}
-    marlin, triton = (tasks(identity=identity, **asked) for identity in ("marlin", "triton"))
-    np.testing.assert_allclose(marlin.matrix_flop, triton.matrix_flop / 0.62)  # of wgmma's rate, on H100
-    # 8 FLOP for each of 128 weights a step, on 128 lanes that do two a clock.
-    np.testing.assert_allclose(marlin.exposed_clocks - triton.exposed_clocks, triton.vector_flop / 256)
-    assert not np.any(marlin.vector_flop)
+    for dtype, share in (("w4a16_mxfp4", 1.0), ("int4_wo", 5 / 8)):
+        asked = {"num_tokens": 4096, "dtype": dtype, "block_m": 64, "block_n": 128}
+        marlin, triton = (tasks(identity=identity, **asked) for identity in ("marlin", "triton"))
+        np.testing.assert_allclose(marlin.matrix_flop, triton.matrix_flop / 0.62)  # of wgmma's rate, on H100
+        # 8 FLOP for each of 128 weights a step, 5 for integers, on 128 lanes that do two a clock.
+        np.testing.assert_allclose(marlin.exposed_clocks - triton.exposed_clocks, share * triton.vector_flop / 256)
+        assert not np.any(marlin.vector_flop)
+
+
+@pytest.mark.parametrize(("engine", "dtype", "asked", "rows"), [
+    ("trtllm", "fp8", {"num_tokens": 100}, 8),  # 100 x 8 / 128 = 6.25 tokens an expert
+    ("trtllm", "fp8", {"num_tokens": 300}, 32),  # 18.75
+    ("sglang", "fp8", {"num_tokens": 300}, 16),
+    ("trtllm", "fp8", {"num_tokens": 300, "ep": 8}, 128),  # 150: of all tokens, over the 16 experts of the rank
+    ("sglang", "nvfp4", {"num_tokens": 8192}, 128),  # 512, of which 256 is the most
+    ("trtllm", "w4a16_mxfp4", {"num_tokens": 8192}, 64),
+])  # fmt: skip
+def test_a_fused_kernel_takes_its_rows_from_the_mean_load(engine, dtype, asked, rows):
+    b200 = hardware.gpu("b200-sxm")
+    found = analyse(one(engine=engine, dtype=dtype, **asked).tasks(b200, COLD), b200, COLD)
+    assert found.variant.tolist()[0] in (f"{rows}x128", f"{rows}x256")
+    both = one(engine=engine, dtype=dtype, **asked | {"num_tokens": [asked["num_tokens"], 1]})
+    assert analyse(both.tasks(b200, COLD), b200, COLD).analytic_s[0] == pytest.approx(found.analytic_s[0])
+    assert len(one(dtype=dtype, **asked).tasks(b200, COLD).variants) > 2  # nobody's: as if tuned
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(112, 8), (116, 16), (230, 16), (231, 32), (1024, 64), (8192, 64)])
+def test_marlin_takes_the_first_tile_that_is_nine_tenths_full_at_most(tokens, rows):
+    found = analyse(tasks(num_tokens=tokens, engine="vllm", identity="marlin", dtype="int4_wo"), H100, COLD)
+    assert found.variant.tolist()[0].startswith(f"{rows}x")  # 128 experts of 8 a token: 7.2 tokens an expert are 115.2
+
+
+def test_sglang_widens_mxfp4_weights_for_triton_and_the_bound_stays_the_problems():
+    of = {"identity": "triton", "dtype": "w4a16_mxfp4", "num_tokens": 256}
+    wide, narrow, bf16 = tasks(engine="sglang", **of), tasks(engine="vllm", **of), tasks(engine="sglang", **of | {"dtype": "bf16"})
+    np.testing.assert_allclose(wide.dram_bytes, bf16.dram_bytes)
+    np.testing.assert_allclose(wide.least_bytes, narrow.least_bytes)
+    assert wide.dram_bytes[0, 0] > 3 * narrow.dram_bytes[0, 0]
+
+
+def test_block_scaled_cutlass_has_no_low_tile_and_every_expert_costs_a_round_trip():
+    assert {name.partition("x")[0] for name in tasks(identity="cutlass", dtype="nvfp4").variants} == {"128"}
+    assert {name.partition("x")[0] for name in tasks(identity="cutlass", dtype="fp8").variants} > {"16"}
+    step_s = 412 / 1.98e9
+    for dtype, steps in (("fp8", 1), ("fp8_block", 3)):
+        few, many = (one(identity="cutlass", dtype=dtype, num_tokens=1024, num_experts=experts).tasks(H100, COLD) for experts in (64, 128))
+        np.testing.assert_allclose(many.fixed_s - few.fixed_s, 64 * steps * step_s)
 
 
 def test_int4_weights_run_in_marlin_unless_the_gpu_has_a_fused_kernel():

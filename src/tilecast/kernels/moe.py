@@ -31,6 +31,13 @@ PASSES = ("w13", "w2", "both")
 K_STEP = 64  # a main loop's step along K where none is given
 STAGES = 3  # steps in flight where none is given; all but the one computed on lie in shared memory
 WIDENING_FLOP = 8.0  # vector work per weight stored narrower than the 16 bits it is computed with: unpack, convert, scale, put back
+MARLIN_INTEGER_FLOP = 5.0  # the same where an instruction unpacks or scales two integers at once, as Marlin's do
+MARLIN_ROWS = (8, 16, 32, 48, 64)
+MARLIN_FILLED = 0.9  # of a tile: with fewer tokens per expert it is tall enough
+LEAST_GROUPED_ROWS, MOST_GROUPED_ROWS = 8.0, {"w4a16_mxfp4": 64.0, "nvfp4": 256.0, "w4a8_mxfp4_mxfp8": 256.0}  # 128 in other formats
+RULED = ("sglang", "vllm", "trtllm")  # engines whose fused kernels choose their rows by the mean load
+TALL_CUTLASS = ("nvfp4", "w4a8_mxfp4_mxfp8")  # no tile of fewer than 128 rows
+PADS_SCALES = ("nvfp4", "fp8_block")  # scales of every expert are laid out in blocks of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,7 @@ class Implementation:
     tile_rows: tuple[int, ...]
     tile_columns: tuple[int, ...]
     issues_mma_sync: bool = False  # whatever else the GPU has
+    steps_per_expert: int = 0  # that wait for memory one after the other, before an expert's product has its pointers and strides
 
 
 IMPLEMENTATIONS = {
@@ -73,12 +81,12 @@ IMPLEMENTATIONS = {
         tile_rows=(16, 32, 64, 128), tile_columns=(128, 256),
     ),
     "cutlass": Implementation(
-        num_small_kernels=5, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
-        tile_rows=(16, 64, 128), tile_columns=(64, 128, 256),
+        num_small_kernels=3, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
+        tile_rows=(16, 64, 128), tile_columns=(64, 128, 256), steps_per_expert=1,
     ),
     "deepgemm": Implementation(
-        num_small_kernels=5, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
-        tile_rows=(64, 128), tile_columns=(64, 128),
+        num_small_kernels=3, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
+        tile_rows=(64, 128), tile_columns=(64, 128), steps_per_expert=1,
     ),
     # vLLM's and SGLang's kernel for weights of 4 bits beside activations of 16.
     "marlin": Implementation(
@@ -136,15 +144,16 @@ class Moe:
     def well_made(self, gpu: GpuSpec) -> "Moe":
         """The same work in tiles that suit it: what was configured, or is an engine's default, says nothing of how fast it can be."""
         identity = self.identity or self.newest_identity(gpu)
-        unset: dict[str, Any] = dict.fromkeys(CONFIGURATION)
+        unset: dict[str, Any] = dict.fromkeys((*CONFIGURATION, "engine"))
         return replace(self, **unset, identity="tuned" if identity == "triton" else self.identity)
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
-        held = quantisation(self.dtype)
         problem = problem_of(self)
         how = _implementation(self.identity or self.newest_identity(gpu) or "grouped")
+        stored = quantisation(self.dtype)
+        held = _as_run(stored, how, self.engine)
         tile = _tiles(self, problem, how, gpu, held)
-        return _task_set(problem, tile, how, held, gpu, protocol)
+        return _task_set(problem, tile, how, held, stored, gpu, protocol)
 
 
 KERNELS = (Moe,)
@@ -236,6 +245,12 @@ def _require(holds: NDArray[np.bool_], sentence: str, size: dict[str, Floats]) -
         raise InvalidInput(sentence.format(**{name: f"{values[row, 0]:.0f}" for name, values in size.items()}) + where)
 
 
+def _as_run(stored: Quantisation, how: Implementation, engine: str | None) -> Quantisation:
+    """The format that the kernel reads: SGLang widens MXFP4 weights when it loads them, where Triton's plain kernel runs them."""
+    widened = engine == "sglang" and how is IMPLEMENTATIONS["triton"] and stored.name == "w4a16_mxfp4"
+    return quantisation("bf16") if widened else stored
+
+
 def _implementation(name: str) -> Implementation:
     if name not in IMPLEMENTATIONS:
         raise UnknownName.among("identity", name, IMPLEMENTATIONS)
@@ -260,12 +275,17 @@ class Tile:
 def _tiles(asked: Moe, problem: Problem, how: Implementation, gpu: GpuSpec, held: Quantisation) -> Tile:
     given = {name: getattr(asked, name) for name in CONFIGURATION}
     is_fused_moe = how is IMPLEMENTATIONS["triton"] and held.weight.bits >= 8  # narrower weights have kernels of their own
-    if is_fused_moe and asked.engine in ENGINES and all(value is None for value in given.values()):
+    is_open = all(value is None for value in given.values())
+    if is_open and is_fused_moe and asked.engine in ENGINES:
         return _untuned(asked.engine, problem, gpu, held)
+    ruled = _ruled(problem, how, held, asked.engine) if is_open and asked.engine in RULED else None
+    if ruled is not None:
+        return _of_rows(ruled, how)
     fixed = sizes(**{name: value for name, value in given.items() if value is not None}, launches=_ones(len(problem.num_tokens)))
     del fixed["launches"]
     rows, columns = fixed.get("block_m"), fixed.get("block_n")
-    pairs = [(m, n) for m in (how.tile_rows if rows is None else (0,)) for n in (how.tile_columns if columns is None else (0,))]
+    heights = (max(how.tile_rows),) if how is IMPLEMENTATIONS["cutlass"] and held.name in TALL_CUTLASS else how.tile_rows
+    pairs = [(m, n) for m in (heights if rows is None else (0,)) for n in (how.tile_columns if columns is None else (0,))]
     tile = Tile(
         rows=np.array([[m for m, _ in pairs]], dtype=np.float64) if rows is None else rows,
         columns=np.array([[n for _, n in pairs]], dtype=np.float64) if columns is None else columns,
@@ -277,6 +297,30 @@ def _tiles(asked: Moe, problem: Problem, how: Implementation, gpu: GpuSpec, held
         _check_shared_memory(tile, gpu, held)
         return tile
     return _that_fit(tile, gpu, held)
+
+
+def _ruled(problem: Problem, how: Implementation, held: Quantisation, engine: str | None) -> Floats | None:
+    """Rows (L, 1) of the tile where a kernel takes them from the mean load: all tokens over the experts of one rank, whatever they got.
+
+    TensorRT-LLM's fused kernel takes the next power of two (calculate_tile_tokens_dim), FlashInfer's launcher of it the smallest of its
+    candidates, half of that; Marlin's wrapper (fused_marlin_moe) the first tile that is less than nine tenths full.
+    """
+    mean = problem.num_tokens * problem.topk / (problem.num_experts / problem.ep)
+    if how is IMPLEMENTATIONS["marlin"]:
+        return np.select([mean < MARLIN_FILLED * rows for rows in MARLIN_ROWS], MARLIN_ROWS, MARLIN_ROWS[-1]).astype(np.float64)
+    if how is not IMPLEMENTATIONS["grouped"]:
+        return None
+    next_power = 2.0 ** np.ceil(np.log2(np.maximum(mean, 1.0)))
+    chosen = np.clip(next_power, LEAST_GROUPED_ROWS, MOST_GROUPED_ROWS.get(held.name, 128.0))
+    return np.asarray(chosen if engine == "trtllm" else np.maximum(chosen / 2.0, LEAST_GROUPED_ROWS))
+
+
+def _of_rows(rows: Floats, how: Implementation) -> Tile:
+    """Candidates of these rows, whatever columns suit them."""
+    columns = np.array([how.tile_columns], dtype=np.float64)
+    height = f"{rows.item():.0f}" if rows.size == 1 else "by load "
+    names = tuple(f"{height}x{width:.0f}" for width in how.tile_columns)
+    return Tile(rows=rows, columns=columns, k_step=np.array([[float(K_STEP)]]), stages=np.array([[float(STAGES)]]), names=names)
 
 
 def _that_fit(tile: Tile, gpu: GpuSpec, held: Quantisation) -> Tile:
@@ -381,7 +425,9 @@ def _distinct(columns: list[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[n
 # ---- work ------------------------------------------------------------------------------------------------------------------------------
 
 
-def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisation, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
+def _task_set(
+    problem: Problem, tile: Tile, how: Implementation, held: Quantisation, stored: Quantisation, gpu: GpuSpec, protocol: Protocol
+) -> TaskSet:
     using, fitted = constants(), moe_constants()
     on_rank = rank_load(problem, tile.rows)
     widths = np.where(problem.runs_w13, problem.gate * problem.inter, 0.0), np.where(problem.runs_w2, problem.hidden, 0.0)
@@ -394,13 +440,13 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
     waves_13, waves_2 = np.ceil(tiles_13 / gpu.num_sms), np.ceil(tiles_2 / gpu.num_sms)
     resident = _resident(tile, held, gpu)
 
-    widening_flop = tile.columns * mean_k * (WIDENING_FLOP if held.weight.bits < held.compute.bits == 16 else 0.0)
+    widening_flop = tile.columns * mean_k * _widening_flop(how, held)
     widening_clocks = widening_flop / gpu.vector_flop_per_clock_per_sm["fp32"]  # by the warps that multiply, before they can
 
     matrix_elements = widths[0] * depths[0] + widths[1] * depths[1]
     weight_bytes = on_rank.active_experts * matrix_elements * held.weight.bytes
     moved = _traffic(problem, on_rank.pairs, how, held)
-    least_bytes = weight_bytes + moved.tokens_at_least + moved.result_at_least
+    least_bytes = weight_bytes * (stored.weight.bytes / held.weight.bytes) + moved.tokens_at_least + moved.result_at_least
     total = weight_bytes + moved.by_gemms + moved.by_small_kernels
     found = np.zeros_like(total) if protocol.cache == "cold" else in_turn_fraction(total, gpu)
     kept = hit_fraction(0.5 * (moved.by_gemms + moved.by_small_kernels), gpu)  # what one kernel leaves in L2 for the next
@@ -418,10 +464,17 @@ def _task_set(problem: Problem, tile: Tile, how: Implementation, held: Quantisat
         busiest_tasks=(waves_13 * k_13 + waves_2 * k_2) / mean_k,
         rounds=np.ceil(waves_13 / resident) + np.ceil(waves_2 / resident),
         resident=resident,
-        fixed_s=_small_kernels_s(problem, moved, kept, how, held, gpu, using, fitted),
+        fixed_s=_small_kernels_s(problem, on_rank.active_experts, moved, kept, how, held, gpu, using, fitted),
         variants=tile.names,
         own_variant=tile.own_name,
     )
+
+
+def _widening_flop(how: Implementation, held: Quantisation) -> float:
+    """Vector work per weight, where it is computed with in 16 bits and stored in fewer."""
+    if not held.weight.bits < held.compute.bits == 16:
+        return 0.0
+    return MARLIN_INTEGER_FLOP if how is IMPLEMENTATIONS["marlin"] and held.name == "int4_wo" else WIDENING_FLOP
 
 
 def _resident(tile: Tile, held: Quantisation, gpu: GpuSpec) -> Floats:
@@ -472,6 +525,7 @@ def _quantises_apart(how: Implementation, held: Quantisation) -> bool:
 
 def _small_kernels_s(
     problem: Problem,
+    active_experts: Floats,
     moved: Traffic,
     kept: Floats,
     how: Implementation,
@@ -480,7 +534,8 @@ def _small_kernels_s(
     using: Constants,
     fitted: MoeConstants,
 ) -> Floats:
-    """Kernels beside the first GEMM: their launches, their traffic through L2 or DRAM, and the sorting of tokens by expert."""
+    """Kernels beside the first GEMM: their launches, their traffic through L2 or DRAM, the sorting of tokens by expert, and what every
+    expert's product needs to be told."""
     num_launches = how.num_small_kernels + (how.num_quantise_kernels if _quantises_apart(how, held) else 0)
     second_s = using.launch_cycles / gpu.boost_clock_hz + using.launch_s + using.drain_s
     dram_per_s = gpu.dram_data_bytes_per_s * using.dram_fraction
@@ -488,5 +543,7 @@ def _small_kernels_s(
     stream_s = moved.by_small_kernels * ((1 - kept) / dram_per_s + kept / l2_per_s)
     quantise_s = moved.quantised / (dram_per_s * (fitted.quantise_share if how.fuses_activation else 1.0))
     route_s = problem.num_tokens * problem.topk * fitted.route_cycles / (gpu.num_sms * gpu.boost_clock_hz)
-    spent = num_launches * fitted.small_kernel_s + second_s + stream_s + quantise_s + route_s
+    steps = how.steps_per_expert * (3 if held.name in PADS_SCALES else 1)  # pointers; and scales, where they begin and where they lie
+    experts_s = active_experts * steps * fitted.step_clocks / gpu.boost_clock_hz
+    spent = num_launches * fitted.small_kernel_s + second_s + stream_s + quantise_s + route_s + experts_s
     return np.where(problem.runs_w13 & problem.runs_w2, spent, 0.0)
