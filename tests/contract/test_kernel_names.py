@@ -6,7 +6,7 @@ from tilecast.diagnosis.kernel_names import COMMUNICATION, own_rules
 from tilecast.diagnosis.op_shapes import COLLECTIVES, FAMILIES, IDENTITIES
 from tilecast.kernels.collectives import IDENTITIES as COLLECTIVE_IDENTITIES
 from tilecast.kernels.gemm import NEWEST_SGLANG, OWN_TILES
-from tilecast.kernels.moe import IMPLEMENTATIONS
+from tilecast.kernels.moe_tiles import IMPLEMENTATIONS
 
 RULES = own_rules()
 # Named, and not priced: there is no model of such kernels, or their sizes never show.

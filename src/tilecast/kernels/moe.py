@@ -4,8 +4,6 @@ An expert's tokens are padded to whole tiles, so the number of tasks follows the
 with tokens read their weights. Under expert parallelism the busiest rank is priced. Shapes: L launches, V tiles, E experts, D draws.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar
@@ -14,29 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tilecast.dtypes import Quantisation, quantisation
-from tilecast.errors import InvalidInput, UnknownName, shown
 from tilecast.execution import Constants, Protocol, TaskSet, constants
 from tilecast.execution.analytic import l2_bytes_per_clock
 from tilecast.execution.cache import hit_fraction, in_turn_fraction, least_from_dram
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import flag, sizes
-from tilecast.kernels.expert_loads import MOST_EXPERTS, busiest_rank
+from tilecast.kernels.expert_loads import busiest_rank
 from tilecast.kernels.matrix_units import legacy_stretch
-from tilecast.kernels.moe_defaults import CONFIGURATION, ENGINES, default_configurations
+from tilecast.kernels.moe_defaults import CONFIGURATION
+from tilecast.kernels.moe_problem import Problem, problem_of, written
+from tilecast.kernels.moe_tiles import IMPLEMENTATIONS, Implementation, Tile, as_run, implementation, shared_bytes, tiles_of
 
 FUSED_TARGETS = ("sm_100", "sm_103")  # where engines have a fused grouped kernel
-PASSES = ("w13", "w2", "both")
-K_STEP = 64  # a main loop's step along K where none is given
-STAGES = 3  # steps in flight where none is given; all but the one computed on lie in shared memory
 WIDENING_FLOP = 8.0  # vector work per weight stored narrower than the 16 bits it is computed with: unpack, convert, scale, put back
 MARLIN_INTEGER_FLOP = 5.0  # the same where an instruction unpacks or scales two integers at once, as Marlin's do
-MARLIN_ROWS = (8, 16, 32, 48, 64)
-MARLIN_FILLED = 0.9  # of a tile: with fewer tokens per expert it is tall enough
-LEAST_GROUPED_ROWS, MOST_GROUPED_ROWS = 8.0, {"w4a16_mxfp4": 64.0, "nvfp4": 256.0, "w4a8_mxfp4_mxfp8": 256.0}  # 128 in other formats
-RULED = ("sglang", "vllm", "trtllm")  # engines whose fused kernels choose their rows by the mean load
-TALL_CUTLASS = ("nvfp4", "w4a8_mxfp4_mxfp8")  # no tile of fewer than 128 rows
 PADS_SCALES = ("nvfp4", "fp8_block")  # scales of every expert are laid out in blocks of their own
 
 
@@ -53,52 +43,6 @@ class MoeConstants:
 @cache
 def moe_constants() -> MoeConstants:
     return load(MoeConstants, "moe")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Implementation:
-    """How one identity goes about it, beside its two grouped GEMMs."""
-
-    num_small_kernels: int  # routing, sorting, scatter, activation, reduction
-    num_quantise_kernels: int  # where activations are held in fewer than 16 bits
-    copies_tokens: bool  # a kernel writes each expert's rows next to each other first
-    fuses_activation: bool  # the first GEMM writes the activated half only
-    keeps_foreign_rows: bool  # intermediate results have a row for every token and expert, also those of other ranks
-    multicasts: bool  # neighbouring tasks share what they fetch from L2
-    tile_rows: tuple[int, ...]
-    tile_columns: tuple[int, ...]
-    issues_mma_sync: bool = False  # whatever else the GPU has
-    steps_per_expert: int = 0  # that wait for memory one after the other, before an expert's product has its pointers and strides
-
-
-IMPLEMENTATIONS = {
-    "triton": Implementation(
-        num_small_kernels=4, num_quantise_kernels=2, copies_tokens=False, fuses_activation=False, keeps_foreign_rows=True, multicasts=False,
-        tile_rows=(16, 32, 64), tile_columns=(64,),
-    ),
-    "grouped": Implementation(
-        num_small_kernels=2, num_quantise_kernels=1, copies_tokens=False, fuses_activation=True, keeps_foreign_rows=False, multicasts=True,
-        tile_rows=(16, 32, 64, 128), tile_columns=(128, 256),
-    ),
-    "cutlass": Implementation(
-        num_small_kernels=3, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
-        tile_rows=(16, 64, 128), tile_columns=(64, 128, 256), steps_per_expert=1,
-    ),
-    "deepgemm": Implementation(
-        num_small_kernels=3, num_quantise_kernels=1, copies_tokens=True, fuses_activation=False, keeps_foreign_rows=False, multicasts=True,
-        tile_rows=(64, 128), tile_columns=(64, 128), steps_per_expert=1,
-    ),
-    # vLLM's and SGLang's kernel for weights of 4 bits beside activations of 16.
-    "marlin": Implementation(
-        num_small_kernels=4, num_quantise_kernels=0, copies_tokens=False, fuses_activation=False, keeps_foreign_rows=True, multicasts=False,
-        tile_rows=(16, 32, 48, 64), tile_columns=(128, 256), issues_mma_sync=True,
-    ),
-    # Triton's with the tile that suits the launch, as a tuned configuration gives it, instead of SGLang's default.
-    "tuned": Implementation(
-        num_small_kernels=4, num_quantise_kernels=2, copies_tokens=False, fuses_activation=False, keeps_foreign_rows=True, multicasts=False,
-        tile_rows=(16, 32, 64, 128), tile_columns=(64, 128, 256),
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,7 +77,7 @@ class Moe:
 
     def __post_init__(self) -> None:
         if not isinstance(self.distribution, str):
-            object.__setattr__(self, "distribution", _written(self.distribution))
+            object.__setattr__(self, "distribution", written(self.distribution))
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run; data-centre Blackwell has kernels without a name of their own."""
@@ -149,212 +93,14 @@ class Moe:
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         problem = problem_of(self)
-        how = _implementation(self.identity or self.newest_identity(gpu) or "grouped")
+        how = implementation(self.identity or self.newest_identity(gpu) or "grouped")
         stored = quantisation(self.dtype)
-        held = _as_run(stored, how, self.engine)
-        tile = _tiles(self, problem, how, gpu, held)
+        held = as_run(stored, how, self.engine)
+        tile = tiles_of(self, problem, how, gpu, held)
         return _task_set(problem, tile, how, held, stored, gpu, protocol)
 
 
 KERNELS = (Moe,)
-
-
-# ---- what is asked ---------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Checked sizes, columns (L, 1)."""
-
-    num_tokens: Floats
-    hidden: Floats
-    inter: Floats  # of one expert on one rank
-    num_experts: Floats
-    topk: Floats
-    ep: Floats
-    distribution: NDArray[np.str_]  # (L,) or (1,)
-    runs_w13: NDArray[np.bool_]
-    runs_w2: NDArray[np.bool_]
-    gate: Floats  # 2 where w13 holds gate and up, else 1
-
-
-def problem_of(asked: Moe) -> Problem:
-    texts = {"distribution": _texts(asked.distribution, "distribution"), "moe_pass": _texts(asked.moe_pass, "moe_pass")}
-    gated = np.atleast_1d(flag(asked.gated, "gated")).reshape(-1)
-    names = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep")
-    longest = max(len(gated), *(len(text) for text in texts.values()), *(np.size(getattr(asked, name)) for name in CONFIGURATION))
-    size = sizes(**{name: getattr(asked, name) for name in names}, launches=_ones(longest))
-    _require(size["num_experts"] <= MOST_EXPERTS, f"num_experts = {{num_experts}} must be at most {MOST_EXPERTS:,}", size)
-    _require(size["topk"] <= size["num_experts"], "topk = {topk} exceeds num_experts = {num_experts}", size)
-    _require(size["num_experts"] % size["ep"] == 0, "num_experts = {num_experts} must be a multiple of ep = {ep}", size)
-    _require(size["inter_size"] % size["tp"] == 0, "inter_size = {inter_size} must be a multiple of tp = {tp}", size)
-    for name in sorted(set(texts["moe_pass"].tolist())):
-        if name not in PASSES:
-            raise UnknownName.among("moe_pass", name, PASSES)
-    passes = texts["moe_pass"][:, None]
-    return Problem(
-        num_tokens=size["num_tokens"],
-        hidden=size["hidden_size"],
-        inter=size["inter_size"] / size["tp"],
-        num_experts=size["num_experts"],
-        topk=size["topk"],
-        ep=size["ep"],
-        distribution=texts["distribution"],
-        runs_w13=passes != "w2",
-        runs_w2=passes != "w13",
-        gate=np.where(gated, 2.0, 1.0)[:, None],
-    )
-
-
-def _ones(num_launches: int) -> Any:
-    """A size that makes the others as many; a plain number will do for one launch."""
-    return 1 if num_launches == 1 else np.ones(num_launches)
-
-
-def _written(given: Any) -> Any:
-    """Histograms as the JSON text they stand for, one or a list of them; anything else as it is."""
-    if isinstance(given, np.ndarray):
-        given = given.tolist()
-    if isinstance(given, Mapping):
-        return json.dumps({str(expert): tokens for expert, tokens in given.items()}, default=_as_json)
-    if not isinstance(given, list | tuple):
-        return given
-    if given and all(isinstance(entry, int | float | np.number) for entry in given):
-        return json.dumps(given, default=_as_json)
-    return [_written(entry) for entry in given]
-
-
-def _as_json(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else str(value)
-
-
-def _texts(raw: Any, name: str) -> NDArray[np.str_]:
-    try:
-        texts = np.atleast_1d(np.asarray(raw))
-    except ValueError:  # lists of different lengths inside a list
-        texts = np.empty(0)
-    if texts.dtype.kind not in "UO" or texts.ndim != 1 or not texts.size:
-        raise InvalidInput(f"{name} = {shown(raw)} must be a text, or a list of them")
-    return texts.astype(np.str_)
-
-
-def _require(holds: NDArray[np.bool_], sentence: str, size: dict[str, Floats]) -> None:
-    if not holds.all():
-        row = int(np.argmin(holds[:, 0]))
-        where = f" (launch {row})" if len(holds) > 1 else ""
-        raise InvalidInput(sentence.format(**{name: f"{values[row, 0]:.0f}" for name, values in size.items()}) + where)
-
-
-def _as_run(stored: Quantisation, how: Implementation, engine: str | None) -> Quantisation:
-    """The format that the kernel reads: SGLang widens MXFP4 weights when it loads them, where Triton's plain kernel runs them."""
-    widened = engine == "sglang" and how is IMPLEMENTATIONS["triton"] and stored.name == "w4a16_mxfp4"
-    return quantisation("bf16") if widened else stored
-
-
-def _implementation(name: str) -> Implementation:
-    if name not in IMPLEMENTATIONS:
-        raise UnknownName.among("identity", name, IMPLEMENTATIONS)
-    return IMPLEMENTATIONS[name]
-
-
-# ---- tiles -----------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
-    """Arrays (1, V) of candidates, or (L, 1) where every launch has its own."""
-
-    rows: Floats
-    columns: Floats
-    k_step: Floats
-    stages: Floats
-    names: tuple[str, ...]
-    own_name: NDArray[np.str_] | None = None  # (L,) where every launch has its own
-
-
-def _tiles(asked: Moe, problem: Problem, how: Implementation, gpu: GpuSpec, held: Quantisation) -> Tile:
-    given = {name: getattr(asked, name) for name in CONFIGURATION}
-    is_fused_moe = how is IMPLEMENTATIONS["triton"] and held.weight.bits >= 8  # narrower weights have kernels of their own
-    is_open = all(value is None for value in given.values())
-    if is_open and is_fused_moe and asked.engine in ENGINES:
-        return _untuned(asked.engine, problem, gpu, held)
-    ruled = _ruled(problem, how, held, asked.engine) if is_open and asked.engine in RULED else None
-    if ruled is not None:
-        return _of_rows(ruled, how)
-    fixed = sizes(**{name: value for name, value in given.items() if value is not None}, launches=_ones(len(problem.num_tokens)))
-    del fixed["launches"]
-    rows, columns = fixed.get("block_m"), fixed.get("block_n")
-    heights = (max(how.tile_rows),) if how is IMPLEMENTATIONS["cutlass"] and held.name in TALL_CUTLASS else how.tile_rows
-    pairs = [(m, n) for m in (heights if rows is None else (0,)) for n in (how.tile_columns if columns is None else (0,))]
-    tile = Tile(
-        rows=np.array([[m for m, _ in pairs]], dtype=np.float64) if rows is None else rows,
-        columns=np.array([[n for _, n in pairs]], dtype=np.float64) if columns is None else columns,
-        k_step=fixed.get("block_k", np.array([[float(K_STEP)]])),
-        stages=fixed.get("num_stages", np.array([[float(STAGES)]])),
-        names=tuple(f"{m or 'given '}x{n or ' given'}" for m, n in pairs),
-    )
-    if rows is not None or columns is not None:
-        _check_shared_memory(tile, gpu, held)
-        return tile
-    return _that_fit(tile, gpu, held)
-
-
-def _ruled(problem: Problem, how: Implementation, held: Quantisation, engine: str | None) -> Floats | None:
-    """Rows (L, 1) of the tile where a kernel takes them from the mean load: all tokens over the experts of one rank, whatever they got.
-
-    TensorRT-LLM's fused kernel takes the next power of two (calculate_tile_tokens_dim), FlashInfer's launcher of it the smallest of its
-    candidates, half of that; Marlin's wrapper (fused_marlin_moe) the first tile that is less than nine tenths full.
-    """
-    mean = problem.num_tokens * problem.topk / (problem.num_experts / problem.ep)
-    if how is IMPLEMENTATIONS["marlin"]:
-        return np.select([mean < MARLIN_FILLED * rows for rows in MARLIN_ROWS], MARLIN_ROWS, MARLIN_ROWS[-1]).astype(np.float64)
-    if how is not IMPLEMENTATIONS["grouped"]:
-        return None
-    next_power = 2.0 ** np.ceil(np.log2(np.maximum(mean, 1.0)))
-    chosen = np.clip(next_power, LEAST_GROUPED_ROWS, MOST_GROUPED_ROWS.get(held.name, 128.0))
-    return np.asarray(chosen if engine == "trtllm" else np.maximum(chosen / 2.0, LEAST_GROUPED_ROWS))
-
-
-def _of_rows(rows: Floats, how: Implementation) -> Tile:
-    """Candidates of these rows, whatever columns suit them."""
-    columns = np.array([how.tile_columns], dtype=np.float64)
-    height = f"{rows.item():.0f}" if rows.size == 1 else "by load "
-    names = tuple(f"{height}x{width:.0f}" for width in how.tile_columns)
-    return Tile(rows=rows, columns=columns, k_step=np.array([[float(K_STEP)]]), stages=np.array([[float(STAGES)]]), names=names)
-
-
-def _that_fit(tile: Tile, gpu: GpuSpec, held: Quantisation) -> Tile:
-    """Candidates that shared memory has room for, for all launches; all of them where it has room for none."""
-    fits = np.all(_shared_bytes(tile, held) <= (gpu.shared_bytes_per_block or np.inf), axis=0)
-    if fits.all() or not fits.any():
-        return tile
-    names = tuple(tile.names[place] for place in np.flatnonzero(fits))
-    return replace(tile, rows=tile.rows[:, fits], columns=tile.columns[:, fits], names=names)
-
-
-def _untuned(engine: str, problem: Problem, gpu: GpuSpec, held: Quantisation) -> Tile:
-    """The engine's default for each launch."""
-    on_rank = problem.num_experts / problem.ep
-    chosen = default_configurations(engine, problem.num_tokens, on_rank, held.name, gpu.shared_bytes_per_block)
-    rows, columns, k_step, stages = (chosen[name].astype(np.float64) for name in ("block_m", "block_n", "block_k", "num_stages"))
-    own_name = np.array([f"{m:.0f}x{n:.0f}" for m, n in zip(rows[:, 0], columns[:, 0], strict=True)])
-    return Tile(rows=rows, columns=columns, k_step=k_step, stages=stages, names=("default",), own_name=own_name)
-
-
-def _shared_bytes(tile: Tile, held: Quantisation) -> Floats:
-    step = tile.rows * held.activation.bytes + tile.columns * held.weight.bytes
-    return np.asarray(step * tile.k_step * np.maximum(tile.stages - 1, 1))
-
-
-def _check_shared_memory(tile: Tile, gpu: GpuSpec, held: Quantisation) -> None:
-    needed = _shared_bytes(tile, held)
-    if gpu.shared_bytes_per_block is None or (needed <= gpu.shared_bytes_per_block).all():
-        return
-    row = np.unravel_index(int(np.argmax(needed)), needed.shape)
-    m, n, k = (np.broadcast_to(side, needed.shape)[row] for side in (tile.rows, tile.columns, tile.k_step))
-    raise InvalidInput(
-        f"tile = {m:.0f}x{n:.0f}x{k:.0f} needs {needed[row]:,.0f} bytes of shared memory; {gpu.id} has {gpu.shared_bytes_per_block:,}"
-    )
 
 
 # ---- tokens per expert -----------------------------------------------------------------------------------------------------------------
@@ -480,7 +226,7 @@ def _widening_flop(how: Implementation, held: Quantisation) -> float:
 def _resident(tile: Tile, held: Quantisation, gpu: GpuSpec) -> Floats:
     """Tasks an SM holds at once, as shared memory allows, at most 4."""
     shared = gpu.shared_bytes_per_sm or gpu.shared_bytes_per_block or 65536
-    return np.asarray(np.clip(np.floor(shared / _shared_bytes(tile, held)), 1.0, 4.0))
+    return np.asarray(np.clip(np.floor(shared / shared_bytes(tile, held)), 1.0, 4.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

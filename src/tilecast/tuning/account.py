@@ -14,7 +14,8 @@ from tilecast.execution import Protocol
 from tilecast.execution.cache import cache_bytes
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
-from tilecast.kernels.moe import Moe, Problem, problem_of, rank_load
+from tilecast.kernels.moe import Moe, rank_load
+from tilecast.kernels.moe_problem import Problem, problem_of
 from tilecast.tuning.space import Space, accumulators, shared_bytes
 
 Floats = NDArray[np.float64]

@@ -17,7 +17,8 @@ import numpy as np
 
 from tilecast.errors import InvalidInput, MissingExtra
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.moe import Moe, problem_of, rank_load
+from tilecast.kernels.moe import Moe, rank_load
+from tilecast.kernels.moe_problem import problem_of
 
 WARM_UPS, REPEATS = 3, 10
 FLUSH_BYTES = 256 << 20  # written between launches, so that none finds its weights in L2
