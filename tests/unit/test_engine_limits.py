@@ -34,6 +34,7 @@ def test_vllm_runs_as_many_requests_as_it_takes_by_itself_on_a_gpu(name: str, mo
 @pytest.mark.parametrize(("name", "gpu", "runs"), [
     ("trtllm", "mi300x", False), ("trtllm", "v100-sxm2-32gb", False), ("trtllm", "l40s", True), ("sglang", "mi300x", True),
     ("sglang", "p100-pcie-16gb", False), ("vllm", "mi210", True), ("vllm", "p4", False),
+    ("vllm", "v100-sxm2-32gb", True), ("vllm@0.31", "v100-sxm2-32gb", False),
 ])  # fmt: skip
 def test_an_engine_that_does_not_run_on_a_gpu_is_priced_and_says_so(name: str, gpu: str, runs: bool) -> None:
     found = predict("Qwen/Qwen3-0.6B", gpu, engine=name, batch=1, isl=64, osl=4, quant="fp16")
