@@ -38,6 +38,16 @@ def test_json_has_exactly_the_contracts_fields_and_they_agree(capsys):
     assert set(answer["demand"]) <= {"tensor", "vector", "special", "shared", "l2", "dram"}
 
 
+def test_an_option_may_be_spelled_as_the_parameter_it_is(capsys):
+    answers = []
+    for spelled in (str, lambda option: option.replace("-", "_").replace("__", "--")):
+        sizes = {"--batch": "4", "--kv-len": "512", "--num-heads": "32", "--num-kv-heads": "8"}
+        asked = [word for name, value in sizes.items() for word in (spelled(name), value)]
+        assert run(["kernel", "attention_decode", "--gpu", "a40", *asked, f"{spelled('--head-dim')}=64", "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0] == answers[1]
+
+
 def test_explain_shows_the_stages_and_the_result_it_explains(capsys):
     assert run([*GEMM, "--explain"]) == 0
     shown = capsys.readouterr().out

@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> int:
     warnings.showwarning = _warn
     _prepare_streams()
     try:
-        result = cli.main(arguments, prog_name="tilecast", standalone_mode=False)
+        result = cli.main([_spelled(argument) for argument in arguments], prog_name="tilecast", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except TilecastError as problem:
@@ -88,6 +88,12 @@ def run(arguments: list[str]) -> int:
             return _fail(f"cannot open {shown(problem.filename)}: {(problem.strerror or str(problem)).lower()}", 2)
         _discard_output()  # no space behind stdout, for one
         return _fail(f"cannot write the output: {problem.strerror or problem}", 1)
+
+
+def _spelled(argument: str) -> str:
+    """Options in files and in Python are spelled num_heads, on the command line --num-heads: --num_heads is that too."""
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else argument
 
 
 def _prepare_streams() -> None:

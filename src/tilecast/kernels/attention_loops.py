@@ -97,6 +97,9 @@ def exposed_share(style: str, using: AttentionConstants) -> float:
 
 
 def newest_sglang(gpu: GpuSpec) -> str:
+    """FlashInfer where nothing is made for the GPU; it is built for NVIDIA's from Turing on, and Triton runs on all others."""
+    if gpu.vendor != "nvidia" or gpu.arch in ("pascal", "volta"):
+        return "triton"
     return {"wgmma": "fa3", "tcgen05": "trtllm"}.get(mma_style(gpu), "flashinfer_fa2")
 
 
