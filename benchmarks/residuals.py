@@ -2,7 +2,8 @@
 
 A slice is a GPU, engine, number format and identity. Slices come in the order of the spread of measured / analytic among their rows; for
 each, the size along which that ratio moves most, and its median at every value. A ratio that steps where a library changes its kernel, or
-grows with a size that should be free, is physics that is missing: trees learn it for this GPU, and mislead where only they speak.
+grows with a size that should be free, is physics that is missing: trees learn it for this GPU, and mislead where only they speak. Shapes
+that the suites hold out are not looked at.
 """
 
 import argparse
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.publish import markdown_table
-from benchmarks.accuracy.suites.kernels_indist import FAMILIES
+from benchmarks.accuracy.scoring import SEED
+from benchmarks.accuracy.suites.kernels_indist import FAMILIES, TEST_FRACTION
+from tilecast.datasets import splits
 from tilecast.errors import TilecastError
 from tilecast.learning.examples import Examples, examples
 from tilecast.learning.features import SIZES, number_names
@@ -96,7 +99,8 @@ def main(given: Sequence[str] | None = None) -> int:
         parser.error(f"{unknown[0]!r} is no family that is learned: {', '.join(FAMILIES)}")
     try:
         for family in options.families or FAMILIES:
-            data = examples(training_rows(family, ()), family, rows_per_slice=ROWS_PER_SLICE, most_host=settings_of(family).most_host)
+            seen, _, _ = splits.by_shape(training_rows(family, ()), family, test_fraction=TEST_FRACTION, seed=SEED)
+            data = examples(seen, family, rows_per_slice=ROWS_PER_SLICE, most_host=settings_of(family).most_host)
             print(page(family, parts(data, family)))
     except TilecastError as problem:
         print(f"error: {problem}", file=sys.stderr)

@@ -1,9 +1,10 @@
 """Which boards do not keep up their power limit: python -m benchmarks.fit.sustained prints a table, it does not write the GPU files.
 
 Asked are launches of one kernel that run from microseconds to tens of milliseconds (PipeWeave's fused experts) and that physics says
-matrix units bind: against physics, how much slower are long launches than short ones? A board that cannot get rid of its heat is slower
-at every quartile; one that was shared with somebody for a while (A40) has rows of two kinds, fast ones among them. So the mildest quartile
-counts, and below NOTABLE of the rate it is a fact of the GPU's file: sustained_w is that share of tdp_w, to 5 W.
+matrix units bind: against physics, how much slower are long launches than short ones? Long is what physics says is long: by the measured
+time, whatever was slowed down for any reason would count as long. A board that cannot get rid of its heat is slower at every quartile; one
+that was shared with somebody for a while (A40) has rows of two kinds, fast ones among them. So the mildest quartile counts, and below
+NOTABLE of the rate it is a fact of the GPU's file: sustained_w is that share of tdp_w, to 5 W.
 """
 
 import numpy as np
@@ -24,7 +25,7 @@ SIZES = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk")
 
 
 def launches() -> pl.DataFrame:
-    """Fused expert launches with default configurations: GPU, seconds, and log(measured / physics) where matrix units bind."""
+    """Fused expert launches with default configurations that matrix units bind: GPU, seconds by physics, log(measured / physics)."""
     rows = store.rows("moe", ["pipeweave"]).filter(~pl.col("origin").cast(pl.String).str.contains("moe_dse|moe_tuning"))
     parts = []
     for key, part in rows.group_by("gpu", "dtype", "identity", "timer", "cache", "distribution", "moe_pass", maintain_order=True):
@@ -33,8 +34,8 @@ def launches() -> pl.DataFrame:
         kernel = kernel_record("moe")(**sizes, dtype=dtype, identity=identity, distribution=distribution, moe_pass=moe_pass)
         found = priced(kernel, hardware.gpu(str(gpu)), Protocol(str(timer), str(cache)))
         is_compute = found.busy_s["tensor"] > np.maximum(found.busy_s["dram"], found.busy_s["l2"])
-        ratio = pl.Series("log_ratio", np.log(part["latency_s"].to_numpy() / found.analytic_s))
-        parts.append(part.select(pl.col("gpu").cast(pl.String), "latency_s").with_columns(ratio).filter(pl.Series(is_compute)))
+        told = {"analytic_s": found.analytic_s, "log_ratio": np.log(part["latency_s"].to_numpy() / found.analytic_s)}
+        parts.append(part.select(pl.col("gpu").cast(pl.String)).with_columns(pl.DataFrame(told)).filter(pl.Series(is_compute)))
     return pl.concat(parts)
 
 
@@ -48,7 +49,7 @@ def kept(rows: pl.DataFrame) -> dict[str, tuple[int, NDArray[np.float64]]]:
     found = {}
     for gpu in sorted(rows["gpu"].unique()):
         mine = rows.filter(pl.col("gpu") == gpu)
-        short, long = (mine.filter(pl.col("latency_s").is_between(*span))["log_ratio"].to_numpy() for span in (SHORT_S, LONG_S))
+        short, long = (mine.filter(pl.col("analytic_s").is_between(*span))["log_ratio"].to_numpy() for span in (SHORT_S, LONG_S))
         if min(len(short), len(long)) >= FEWEST_ROWS:
             found[gpu] = len(long), shares(short, long)
     return found

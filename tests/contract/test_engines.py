@@ -35,7 +35,7 @@ def test_engines_know_the_same_facts():
         "reserved_output_fraction", "memory_fraction", "memory_is_of_free", "block_size", "captured_batches", "steps_missed",
         "decode_gives_first_token", "experts_all_to_all", "copies_heads_for",
         "runs_beside_in_decode", "products_measured_in", "experts_measured_in", "drops_keys_outside_window", "sort_bytes_per_logit",
-        "decode_step_with_stages_s",
+        "decode_step_with_stages_s", "does_not_run_on", "widens_whole_experts",
     }  # fmt: skip
     for name in NAMES:
         assert asked <= set(_facts(name)), name

@@ -9,6 +9,7 @@ import pytest
 from tilecast import hardware
 from tilecast.engines.base import engine, with_settings
 from tilecast.engines.predict import predict
+from tilecast.explore.comparison import compare
 from tilecast.serving.load import predict_load
 from tilecast.workloads import aggregate
 
@@ -50,3 +51,26 @@ def test_the_level_of_unseen_gpus_is_the_one_that_kernels_left_out_show() -> Non
     deviation = np.sqrt(np.mean([np.mean(each) ** 2 for each in errors.values()]))
     assert len(errors) > 50
     assert pytest.approx(deviation, abs=0.015) == aggregate.UNSEEN_LEVEL / 1.28
+
+
+def test_sglang_widens_mxfp4_experts_that_ranks_hold_whole_and_memory_says_so() -> None:
+    asked = {"tp": 2, "batch": 8, "isl": 256, "osl": 8}
+    divided, whole = (predict("openai/gpt-oss-20b", "l40s", ep=ep, **asked) for ep in (1, 2))
+    # 24 layers x 32 experts x 3 x 2,880 x 2,880 weights on two GPUs: 16 bits instead of 4.25
+    assert whole.memory.weights_bytes - divided.memory.weights_bytes == pytest.approx(24 * 32 * 3 * 2880**2 / 2 * (16 - 4.25) / 8, rel=1e-3)
+    assert any("--ep 2 takes that much more memory" in text for text in whole.warnings)
+    assert whole.to_dict()["warnings"] == list(whole.warnings)
+    for elsewhere in ({"engine": "vllm"}, {"gpu": "b200-sxm"}):
+        found = predict(**{"model": "openai/gpt-oss-20b", "gpu": "l40s", "ep": 2, **asked, **elsewhere})
+        assert found.memory.weights_bytes == pytest.approx(divided.memory.weights_bytes, rel=1e-3), elsewhere
+
+
+def test_a_comparison_says_what_should_be_known_of_each_gpu() -> None:
+    asked = {"batches": [1], "isl": 64, "osl": 4}
+    hot = compare("Qwen/Qwen3-0.6B", ["rtx-6000-ada", "l40s"], **asked)
+    assert (
+        [text for text in hot.warnings if text.startswith("rtx-6000-ada is priced at")] == list(hot.warnings) == hot.to_dict()["warnings"]
+    )
+    unfit = compare("Qwen/Qwen3-0.6B", ["mi300x", "l40s"], engine="trtllm", **asked)
+    assert unfit.warnings == ("trtllm does not run on cdna3 GPUs: mi300x is priced as if it did",)
+    assert compare("Qwen/Qwen3-0.6B", ["l40s"], **asked).warnings == ()

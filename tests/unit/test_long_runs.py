@@ -30,7 +30,8 @@ def test_in_long_runs_a_board_has_the_power_it_keeps_up() -> None:
 
 
 def test_a_power_limit_that_is_given_is_kept_up() -> None:
-    assert hardware.in_long_runs(hardware.gpu(HOT, {"tdp_w": 350})).tdp_w == 350
+    for limit_w in (250, 300, 350):  # its own among them
+        assert hardware.in_long_runs(hardware.gpu(HOT, {"tdp_w": limit_w})).tdp_w == limit_w
     assert hardware.in_long_runs(hardware.gpu(HOT, {"sustained_w": 300})).tdp_w == 300
     with pytest.raises(SpecError, match=r"sustained_w = 400 is above tdp_w = 300"):
         hardware.gpu(HOT, {"sustained_w": 400})
@@ -38,14 +39,14 @@ def test_a_power_limit_that_is_given_is_kept_up() -> None:
 
 def test_a_hot_board_computes_slower_for_long_reads_as_fast_and_says_so() -> None:
     hot, cool = predict("Qwen/Qwen3-8B", HOT, **ASKED), predict("Qwen/Qwen3-8B", HOT, **ASKED, overrides={"sustained_w": 300})
-    assert 1.1 < hot.prefill_s.median / cool.prefill_s.median < 300 / 240
+    assert 1.1 < hot.prefill_s.median / cool.prefill_s.median < 300 / 245
     assert hot.decode_step_s.median == pytest.approx(cool.decode_step_s.median, rel=0.01)
-    assert [text for text in hot.warnings if "240 W" in text]
+    assert [text for text in hot.warnings if "245 W" in text]
     assert not [text for text in cool.warnings if " W " in text]
     asked = {"mode": "training", "batch": 8, "seq": 512}
     hot_step, cool_step = (predict_step("BERT-Large", HOT, **asked, overrides=overrides) for overrides in (None, {"sustained_w": 300}))
     assert hot_step.step_s.median > 1.05 * cool_step.step_s.median
-    assert [text for text in hot_step.notes if "240 W" in text]
+    assert [text for text in hot_step.notes if "245 W" in text]
 
 
 def test_one_launch_is_over_before_the_board_is_hot() -> None:

@@ -113,11 +113,11 @@ def run(quick: bool) -> Result:
             "Kernel times from the shipped weights, SGLang's host constants (engines/sglang.toml) from the A100 and H100 cases; no case of"
             " another GPU was used for anything.",
             "Kernels of the other three that taught: A40's products (Vidur), H20's fp8 products, decodes and fused experts (InferSim,"
-            " PipeWeave), RTX 6000 Ada's fused experts, whose long launches also give the 240 W it is priced at (sustained_w:"
+            " PipeWeave), RTX 6000 Ada's fused experts, whose long launches also give the 245 W it is priced at (sustained_w:"
             " python -m benchmarks.fit.sustained). At its limit of 300 W prefill and total are 28.5 and 19.5 % off there,"
             " and 6.8 and 5.2 % over the peers' cases.",
             "H20 alone decodes in 18.1 ms where its kernels add up to 12.4, ours as well as those PipeWeave predicts from H20's own: 5.6 ms"
-            " are in no kernel, nearly the same for 8 requests and for 32, and are not there on eight H20.",
+            " of 8 requests and 4.4 of 32 are in no kernel, and are not there on eight H20.",
             "Ground truth is the median run. PipeWeave's own comparison takes, for each predictor, the best fitting of five runs: over its"
             " 40 cases 8.2 / 13.4 / 8.2 % that way, 8.9 / 13.4 / 8.7 % against the median.",
             "PipeWeave trained on A100, A40, H20 and RTX 6000 Ada kernels; of these GPUs only H100 was new to it.",

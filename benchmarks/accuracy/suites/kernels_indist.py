@@ -13,6 +13,7 @@ from tilecast.datasets import splits, store
 
 FAMILIES = ("gemm", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "moe")
 SLICES = ("group", "gpu", "engine")
+TEST_FRACTION = 0.2  # of shapes
 MOST_TEST, MOST_TRAIN = 3000, 24000  # rows of one slice
 QUICK_TEST, QUICK_TRAIN = 15, 150
 
@@ -36,7 +37,7 @@ def sides(quick: bool) -> Iterator[Sides]:
     """Each family split by shape; shared with the analytic suite, so that both score the same rows."""
     for family in FAMILIES:
         say(f"  {family}")
-        train, test, split = splits.by_shape(rows(family), family, test_fraction=0.2, seed=SEED)
+        train, test, split = splits.by_shape(rows(family), family, test_fraction=TEST_FRACTION, seed=SEED)
         most_test, most_train = caps(quick)
         yield Sides(family, capped(train, SLICES, most_train), capped(test, SLICES, most_test), split)
 

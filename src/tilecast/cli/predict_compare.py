@@ -61,7 +61,10 @@ def compared(model: str, asked: dict[str, Any]) -> Comparison:
             opened(asked["profile"], hardware.gpu(name, asked.get("overrides")))  # one GPU calibrated beside others is no comparison
     each = len(asked.get("concurrencies") or asked.get("batches") or (1,)) * max(1, len(asked.get("disaggregated", ())))
     with reported(len(asked["gpus"]) * len(asked["tps"]) * each) as progress:
-        return compare(model, progress=progress, **asked)
+        found = compare(model, progress=progress, **asked)
+    for warning in found.warnings:
+        say(warning)
+    return found
 
 
 @contextmanager

@@ -36,6 +36,7 @@ def record(found: Any, **more: Any) -> dict[str, Any]:
         "basis": found.basis,
         "basis_shares": found.basis_shares,
         **more,
+        "warnings": list(found.warnings),
         "breakdown": [part.to_dict() for part in found.breakdown],
         "inputs": dict(found.inputs),
     }

@@ -78,9 +78,19 @@ def set_up(
     shard = sharded(config, tp, pp=pp, ep=ep, dp=dp_attention)  # first what the model allows, then what the box does
     box = node_for(spec, shard.tp, node, pp=shard.pp)
     shard = replace(shard, node=box if shard.num_gpus > 1 else None)
+    config = _as_loaded(config, runs, shard, spec)
     operations = architecture(config.architecture).step(config, shard)
     held = kv_dtype or config.kv_dtype or config.dtype
     return Setup(config=config, gpu=spec, engine=runs, shard=shard, node=box, operations=operations, kv_dtype=held)
+
+
+def _as_loaded(config: ModelConfig, engine: Engine, shard: Shard, gpu: GpuSpec) -> ModelConfig:
+    """Experts in the format that the engine keeps them in: some of its kernels take no narrow weights of whole experts."""
+    held = config.precision.experts
+    if shard.ep == 1 or held not in engine.fact("widens_whole_experts") or engine.expert_format(gpu, held) != held:
+        return config
+    note = f"{engine.name} keeps whole experts of {held} in {config.dtype} on {gpu.id}: --ep {shard.ep} takes that much more memory"
+    return replace(config, precision=replace(config.precision, experts=None), notes=(*config.notes, note))
 
 
 def batch_of(batch: int | None, isl: int | None, osl: int | None, requests: Sequence[tuple[int, int]] | None) -> Batch:
@@ -154,13 +164,16 @@ def _longest(config: ModelConfig, batch: Batch) -> int:
 def warnings_of(found: Setup, batch: Batch, node: NodeSpec | None) -> tuple[str, ...]:
     """What is answered all the same, but should be known."""
     config, gpu, engine = found.config, found.gpu, found.engine
-    told = list(config.notes)
-    if gpu.arch in engine.fact("does_not_run_on"):
-        told.append(f"{engine.name} does not run on {gpu.arch} GPUs: {gpu.id} is priced as if it did")
+    told = [*config.notes, *gpu_notes(engine, gpu)]
     if config.max_context is not None and (longest := _longest(config, batch)) > config.max_context:
         told.append(f"{longest:,} tokens of context are beyond the {config.max_context:,} that {config.name} was made for")
     if node is not None and (foreign := hardware.foreign_note(node, gpu)):
         told.append(foreign)
-    if held := hardware.power_note(gpu):
-        told.append(held)
     return tuple(told)
+
+
+def gpu_notes(engine: Engine, gpu: GpuSpec) -> tuple[str, ...]:
+    """What should be known of an engine on a GPU, whatever it serves there."""
+    unfit = f"{engine.name} does not run on {gpu.arch} GPUs: {gpu.id} is priced as if it did"
+    told = (unfit if gpu.arch in engine.fact("does_not_run_on") else None, hardware.power_note(gpu))
+    return tuple(note for note in told if note)

@@ -1,14 +1,16 @@
 """GPUs, group sizes and batches, or concurrencies, compared by one figure: who wins, by how much, and how sure that is."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 from tilecast import hardware, units
+from tilecast.engines.base import engine as engine_named
 from tilecast.engines.interval import Interval
 from tilecast.engines.many import METRICS, Metric, Outcome, outcome_of, outcomes
 from tilecast.engines.predict import predict
+from tilecast.engines.setup import gpu_notes
 from tilecast.errors import InvalidInput, TilecastError
 from tilecast.serving.disaggregated import layouts_of, workers_in
 from tilecast.serving.outcome import LoadOutcome, load_outcomes
@@ -38,6 +40,7 @@ class Comparison:
     metric: Metric
     outcomes: tuple[Configuration, ...]  # those that fit, best first, then the others
     refusals: tuple[Refusal, ...] = ()
+    warnings: tuple[str, ...] = ()  # of the model, and of GPUs that were priced all the same
 
     @property
     def swept(self) -> str:
@@ -119,6 +122,7 @@ class Comparison:
             "swept": self.swept,
             "configurations": [outcome.to_dict() for outcome in self.outcomes],
             "refused": [{"gpu": refusal.gpu, "tp": refusal.tp, "reason": refusal.reason} for refusal in self.refusals],
+            "warnings": list(self.warnings),
             "winner": _key(self.winner),
             "runner_up": _key(self.runner_up),
             "ratio": self.ratio,
@@ -210,7 +214,19 @@ def compare(
         raise refusals[0][1]
     sign = -1 if metric.more_is_better else 1
     ranked = sorted(found, key=lambda outcome: (not outcome.fits, sign * metric.of(outcome).median))
-    return Comparison(model=config.name, metric=metric, outcomes=tuple(ranked), refusals=tuple(refusal for refusal, _ in refusals))
+    return Comparison(
+        model=config.name,
+        metric=metric,
+        outcomes=tuple(ranked),
+        refusals=tuple(refusal for refusal, _ in refusals),
+        warnings=(*config.notes, *_notes(ids, {outcome.gpu for outcome in found}, **options)),
+    )
+
+
+def _notes(names: Sequence[str], priced: Collection[str], *, engine: str = "sglang", overrides: Any = None, **_: Any) -> list[str]:
+    """What should be known of each GPU that has an outcome."""
+    parts = [hardware.in_long_runs(hardware.gpu(name, overrides)) for name in names]
+    return [note for part in parts if part.id in priced for note in gpu_notes(engine_named(engine), part)]
 
 
 # ---- words -------------------------------------------------------------------------------------------------------

@@ -398,7 +398,7 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
     """`spec` with some facts changed and what follows from them recomputed, checked like any other spec.
 
     Peaks follow the SM count and their clock; the tensor clock follows the boost clock; the pin rate follows the bandwidth. What is
-    overridden itself stays as given, and its per-clock rate follows instead; another power limit is one that the board keeps up.
+    overridden itself stays as given, and its per-clock rate follows instead; a power limit that was given is one that the board keeps up.
     """
     if isinstance(overrides, Mapping) and not overrides:
         return spec
@@ -406,7 +406,8 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
         raise InvalidInput(f"overrides = {overrides!r} must name facts and their values, such as {{'num_sms': 144}}")
     asked = {fact: number(_known_fact(spec, fact), raw) for fact, raw in overrides.items()}
     facts = spec.facts()
-    if all(facts.get(fact) == value for fact, value in asked.items()):
+    is_kept_up = "tdp_w" in asked and "sustained_w" not in asked and spec.sustained_w is not None
+    if not is_kept_up and all(facts.get(fact) == value for fact, value in asked.items()):
         return spec  # it is so already
     plain: dict[str, Any] = {fact: value for fact, value in asked.items() if "." not in fact}
     changed = replace(spec, **plain)
@@ -416,7 +417,7 @@ def with_overrides(spec: GpuSpec, overrides: Mapping[str, object]) -> GpuSpec:
         changed = replace(changed, base_clock_hz=changed.boost_clock_hz)
     if "boost_clock_hz" in plain and "max_clock_hz" not in plain and spec.max_clock_hz is not None:
         changed = replace(changed, max_clock_hz=spec.max_clock_hz * changed.boost_clock_hz / spec.boost_clock_hz)
-    if "tdp_w" in plain and "sustained_w" not in plain:
+    if is_kept_up:
         changed = replace(changed, sustained_w=None)
     if "dram_bytes_per_s" in plain and "dram_pin_bits_per_s" not in plain and spec.dram_pin_bits_per_s is not None:
         changed = replace(changed, dram_pin_bits_per_s=spec.dram_pin_bits_per_s * changed.dram_bytes_per_s / spec.dram_bytes_per_s)

@@ -80,8 +80,8 @@ TABLE = RawTable(
     common={
         "engine": first_of(
             (IN_VLLM, "vllm"), (SOURCE == "llmservingsim_v0", "pytorch"), (BACKEND == "sglang_triton", "sglang"),
-            # A profiler's own calls of a FlashInfer that is not the servers': 128 decodes of 33 keys and 32 heads take 200 us on A800, 2.7
-            # times physics, which SGLang's keeps to within a tenth on L40S and RTX PRO at every such size.
+            # A profiler's own calls of a FlashInfer that is not the servers': 128 decodes of 33 keys and 32 heads take 200 us on A800, as
+            # those of 65 keys do, and 2.7 times physics; the median of SGLang's such rows is 0.97 on L40S and 1.13 on RTX PRO.
             ((SOURCE == "frontier") & (BACKEND == "flashinfer"), "framework"),
         ),
         "engine_version": first_of((IN_VLLM, "0.19")),
