@@ -87,7 +87,7 @@ def set_up(
 def _as_loaded(config: ModelConfig, engine: Engine, shard: Shard, gpu: GpuSpec) -> ModelConfig:
     """Experts in the format that the engine keeps them in: some of its kernels take no narrow weights of whole experts."""
     held = config.precision.experts
-    if shard.ep == 1 or held not in engine.fact("widens_whole_experts") or engine.expert_format(gpu, held) != held:
+    if shard.ep == 1 or held is None or held not in engine.fact("widens_whole_experts") or engine.expert_format(gpu, held) != held:
         return config
     note = f"{engine.name} keeps whole experts of {held} in {config.dtype} on {gpu.id}: --ep {shard.ep} takes that much more memory"
     return replace(config, precision=replace(config.precision, experts=None), notes=(*config.notes, note))
