@@ -159,7 +159,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
             ),
             clock_hz=entries(clock_hz),
             launch_s=each(launch_s),
-            variant=_texts(tasks.variants).take(chosen.best) if tasks.own_variant is None else tasks.own_variant,
+            variant=_variant(tasks, chosen.best),
             stages_s={
                 "pipelines of the busiest SM together": each(pipelines_s),
                 "starts and end": each(rounds * using.fill_s + using.drain_s),
@@ -222,6 +222,13 @@ class _ChosenAlone:
 
     def __call__(self, values: Numbers) -> float:
         return values.item(self.place) if isinstance(values, np.ndarray) else values
+
+
+def _variant(tasks: TaskSet, best: Any) -> np.ndarray:
+    """What each launch's best variant is called."""
+    if tasks.own_variant is None:
+        return np.asarray(_texts(tasks.variants).take(best))
+    return tasks.own_variant if tasks.own_variant.ndim == 1 else tasks.own_variant[np.arange(len(best)), best]
 
 
 def _chooser(time_s: Any, num_launches: int, num_variants: int) -> Any:

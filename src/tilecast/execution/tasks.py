@@ -38,7 +38,7 @@ class TaskSet(NamedTuple):  # made in a third of a frozen dataclass's time, whic
     hidden_s: Numbers = 0.0  # of the launch: behind the kernel before it
     fixed_s: Numbers = 0.0  # per launch: further small kernels, reductions
     variants: tuple[str, ...] = ("",)  # what each of the V is called
-    own_variant: NDArray[np.str_] | None = None  # (L,) the same where each launch has one of its own
+    own_variant: NDArray[np.str_] | None = None  # (L,) the same where each launch has one of its own, (L, V) where it has its own ones
 
     def alone(self) -> "TaskSet":
         """One launch's tasks with plain numbers in place of arrays of one entry, and rows (V,) of its variants."""

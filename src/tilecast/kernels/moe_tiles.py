@@ -90,7 +90,7 @@ class Tile:
     k_step: Floats
     stages: Floats
     names: tuple[str, ...]
-    own_name: NDArray[np.str_] | None = None  # (L,) where every launch has its own
+    own_name: NDArray[np.str_] | None = None  # (L,) where every launch has its own, (L, V) where its candidates are its own
 
 
 def tiles_of(asked: Any, problem: Problem, how: Implementation, gpu: GpuSpec, held: Quantisation) -> Tile:
@@ -139,9 +139,10 @@ def _ruled(problem: Problem, how: Implementation, held: Quantisation, engine: st
 def _of_rows(rows: Floats, how: Implementation) -> Tile:
     """Candidates of these rows, whatever columns suit them."""
     columns = np.array([how.tile_columns], dtype=np.float64)
-    height = f"{rows.item():.0f}" if rows.size == 1 else "by load "
-    names = tuple(f"{height}x{width:.0f}" for width in how.tile_columns)
-    return Tile(rows=rows, columns=columns, k_step=np.array([[float(K_STEP)]]), stages=np.array([[float(STAGES)]]), names=names)
+    heights, of_launch = np.unique(rows[:, 0], return_inverse=True)
+    names = np.array([[f"{height:.0f}x{width}" for width in how.tile_columns] for height in heights])
+    k_step, stages = np.array([[float(K_STEP)]]), np.array([[float(STAGES)]])
+    return Tile(rows=rows, columns=columns, k_step=k_step, stages=stages, names=tuple(names[0].tolist()), own_name=names[of_launch])
 
 
 def _that_fit(tile: Tile, gpu: GpuSpec, held: Quantisation) -> Tile:

@@ -90,7 +90,7 @@ def whole(choices: Mapping[str, Sequence[int]] = CHOICES) -> Space:
 
 
 def shared_bytes(space: Space, held: Quantisation) -> NDArray[np.float64]:
-    """Of one block: the steps in flight but the one computed on, as `kernels/moe.py` counts them."""
+    """Of one block: the steps in flight but the one computed on, as `kernels/moe_tiles.py` counts them."""
     step = space.block_m * held.activation.bytes + space.block_n * held.weight.bytes
     return np.asarray(step * space.block_k * np.maximum(space.num_stages - 1, 1), dtype=np.float64)
 
