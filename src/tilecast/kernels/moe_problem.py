@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from tilecast.execution.tasks import Floats
 from tilecast.kernels.base import flag, sizes
 from tilecast.kernels.expert_loads import MOST_EXPERTS
 from tilecast.kernels.moe_defaults import CONFIGURATION
+
+if TYPE_CHECKING:
+    from tilecast.kernels.moe import Moe
 
 PASSES = ("w13", "w2", "both")
 
@@ -33,7 +36,7 @@ class Problem:
     gate: Floats  # 2 where w13 holds gate and up, else 1
 
 
-def problem_of(asked: Any) -> Problem:
+def problem_of(asked: "Moe") -> Problem:
     texts = {"distribution": _texts(asked.distribution, "distribution"), "moe_pass": _texts(asked.moe_pass, "moe_pass")}
     gated = np.atleast_1d(flag(asked.gated, "gated")).reshape(-1)
     names = ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep")

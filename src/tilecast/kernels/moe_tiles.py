@@ -1,7 +1,7 @@
 """How each implementation of experts goes about them, and the tiles it takes: given, an engine's default, its rule, or what suits."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import sizes
 from tilecast.kernels.moe_defaults import CONFIGURATION, ENGINES, default_configurations
 from tilecast.kernels.moe_problem import Problem, ones
+
+if TYPE_CHECKING:
+    from tilecast.kernels.moe import Moe
 
 K_STEP = 64  # a main loop's step along K where none is given
 STAGES = 3  # steps in flight where none is given; all but the one computed on lie in shared memory
@@ -93,7 +96,7 @@ class Tile:
     own_name: NDArray[np.str_] | None = None  # (L,) where every launch has its own, (L, V) where its candidates are its own
 
 
-def tiles_of(asked: Any, problem: Problem, how: Implementation, gpu: GpuSpec, held: Quantisation) -> Tile:
+def tiles_of(asked: "Moe", problem: Problem, how: Implementation, gpu: GpuSpec, held: Quantisation) -> Tile:
     given = {name: getattr(asked, name) for name in CONFIGURATION}
     is_fused_moe = how is IMPLEMENTATIONS["triton"] and held.weight.bits >= 8  # narrower weights have kernels of their own
     is_open = all(value is None for value in given.values())
