@@ -397,7 +397,7 @@ def test_attention_of_a_model_has_the_tiles_of_contiguous_keys_where_a_decoder_t
 @pytest.mark.parametrize(
     "gpu, identity",
     [
-        ("mi300x", "triton"), ("arc-b60", "triton"), ("v100-sxm2-32gb", "triton"), ("t4", "flashinfer_fa2"), ("a40", "flashinfer_fa2"),
+        ("mi300x", "triton"), ("mi210", "triton"), ("v100-sxm2-32gb", "triton"), ("t4", "flashinfer_fa2"), ("a40", "flashinfer_fa2"),
     ],
 )  # fmt: skip
 def test_flashinfer_is_taken_where_it_is_built_for_the_gpu(family, gpu, identity):

@@ -4,6 +4,7 @@ A split decides by *shape*, so every row of one shape, over versions, engines an
 software version in the training set would be a leak. The decision is a hash of the shape and the seed, the same on every machine.
 """
 
+import re
 import zlib
 from dataclasses import asdict, dataclass
 
@@ -86,6 +87,18 @@ def newest(frame: pl.DataFrame) -> pl.DataFrame:
     for special, versions in NEWEST_ON.items():
         wanted = pl.when(gpu == special).then(engine.replace_strict(versions, default=None)).otherwise(wanted)
     return frame.filter(version == wanted)
+
+
+def with_former_kernels(frame: pl.DataFrame) -> pl.DataFrame:
+    """`newest`, and of kernels that an engine no longer runs on a system the rows of the last version that did."""
+    kernel = ["gpu", "engine", "dtype", "identity"]
+    now = newest(frame)
+    former = frame.join(now.select(kernel).unique(), on=kernel, how="anti", nulls_equal=True)
+    versions = former["engine_version"].cast(pl.String).unique().to_list()
+    oldest_first = sorted(versions, key=lambda text: [int(number) for number in re.findall(r"\d+", text)])
+    order = {version: place for place, version in enumerate(oldest_first)}
+    place = pl.col("engine_version").cast(pl.String).replace_strict(order, return_dtype=pl.Int64)
+    return pl.concat([now, former.filter(place == place.max().over(kernel))])
 
 
 def _divide(frame: pl.DataFrame, is_test: pl.Series, split: Split) -> tuple[pl.DataFrame, pl.DataFrame, Split]:

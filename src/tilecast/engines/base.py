@@ -27,7 +27,7 @@ ROWS = {"gemm": "m", "moe": "num_tokens"}  # the parameter that counts rows, whe
 SAME_PRODUCT = {"fp8_static": "fp8"}  # scales that are known beforehand change who makes the activations, not the product
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "send_recv")
 SENT_BYTES = 1  # of an element on its way to an expert: 8 bits; results come back in the model's own format
-NO_IDENTITY: Callable[[GpuSpec, str], None] = lambda gpu, held: None  # noqa: E731
+NO_IDENTITY: Callable[..., None] = lambda *asked: None  # noqa: E731
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class Engine:
     quantisers: Mapping[str, Quantiser]  # quantisation -> what makes its activations
     most_running: "Callable[[Engine, GpuSpec], int]" = _as_its_file_says  # requests of one step
     gemm: Callable[[GpuSpec, str], str | None] = NO_IDENTITY  # (GPU, quantisation) -> identity
-    experts: Callable[[GpuSpec, str], str | None] = NO_IDENTITY
+    experts: "Callable[[Engine, GpuSpec, str], str | None]" = NO_IDENTITY
     cache: Mapping[str, str] = field(default_factory=lambda: READ_FROM_DRAM)  # family -> what L2 holds of operands; warm where not named
     release: str = ""  # as asked for; the one that its file speaks of where nothing is said
     settings: Mapping[str, Any] = field(default_factory=dict)  # facts and host constants that a release or somebody set otherwise
@@ -318,7 +318,7 @@ def _chosen(
         sizes[ROWS.get(family, "rows")] = _plain(count)
     if family == "moe":
         held = engine.expert_format(gpu, held)
-        sizes["identity"] = engine.experts(gpu, held)
+        sizes["identity"] = engine.experts(engine, gpu, held)
         if "shared_expert" in fused:
             sizes |= {"num_experts": sizes["num_experts"] + 1, "topk": sizes["topk"] + 1}
     if family == "gemm":

@@ -32,7 +32,8 @@ def gemm(gpu: GpuSpec, held: str) -> str | None:
     return "cublas" if held in ("bf16", "fp16", "fp32") else None
 
 
-def experts(gpu: GpuSpec, held: str) -> str | None:
+def experts(engine: Engine, gpu: GpuSpec, held: str) -> str | None:
+    del engine
     if gpu.target in BLACKWELL:
         return {"fp8_block": "deepgemm", "bf16": "cutlass", "fp8": "cutlass", "fp8_static": "cutlass"}.get(held)
     return "cutlass"

@@ -45,14 +45,14 @@ def gemm(gpu: GpuSpec, held: str) -> str | None:
     return "cublas" if held in ("bf16", "fp16", "fp32") else None
 
 
-def experts(gpu: GpuSpec, held: str) -> str | None:
+def experts(engine: Engine, gpu: GpuSpec, held: str) -> str | None:
     """Marlin for weights alone in 4 bits, but for MXFP4 where others have it; FlashInfer's TensorRT-LLM kernels on data-centre Blackwell
-    (nameless), CUTLASS for fp8 with one scale, else Triton."""
+    (nameless), else Triton; what runs fp8 with one scale on Hopper depends on the release."""
     if held == "int4_wo" or (held == "w4a16_mxfp4" and gpu.target not in ("sm_90", *BLACKWELL)):
         return "marlin"
     if gpu.target in BLACKWELL:
         return None
-    return "cutlass" if held in ("fp8", "fp8_static") and gpu.target == "sm_90" else "triton"
+    return str(engine.fact("hopper_fp8_experts")) if held in ("fp8", "fp8_static") and gpu.target == "sm_90" else "triton"
 
 
 def fused(engine: Engine, seen: Situation) -> Mapping[str, str]:

@@ -97,8 +97,8 @@ def exposed_share(style: str, using: AttentionConstants) -> float:
 
 
 def newest_sglang(gpu: GpuSpec) -> str:
-    """FlashInfer where nothing is made for the GPU; it is built for NVIDIA's from Turing on, and Triton runs on all others."""
-    if gpu.vendor != "nvidia" or gpu.arch in ("pascal", "volta"):
+    """FlashInfer where nothing is made for the GPU, Triton on AMD's and before Turing; what runs on Intel's is like FlashInfer's loop."""
+    if gpu.vendor == "amd" or gpu.arch in ("pascal", "volta"):
         return "triton"
     return {"wgmma": "fa3", "tcgen05": "trtllm"}.get(mma_style(gpu), "flashinfer_fa2")
 

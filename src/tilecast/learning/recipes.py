@@ -95,10 +95,13 @@ def _without_faint_twins(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _stored_rows(family: str, name: str) -> pl.DataFrame:
-    """The newest version of each engine where a source has several campaigns; single rows of one tuned configuration teach nothing here."""
+    """The newest version of each engine where a source has several campaigns; single rows of one tuned configuration teach nothing here.
+
+    Engines have changed their kernels of experts from release to release, and releases in use still run the former ones.
+    """
     rows = store.rows(family, [name])
     if name == "aiconfigurator":
-        return splits.newest(rows)
+        return splits.with_former_kernels(rows) if family == "moe" else splits.newest(rows)
     if "kv_lens" in rows.columns:
         rows = rows.filter(pl.col("kv_lens").is_null())  # ragged batches have no single length to learn from
     return rows.filter(~pl.col("origin").cast(pl.String).str.contains("moe_dse|moe_tuning"))

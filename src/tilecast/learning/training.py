@@ -199,7 +199,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
             everywhere = np.concatenate([seen[rows], named[data.group_of[rows]]], axis=1) if settings.shared_as_timed else columns
             here = left[rows] - shared.predict(everywhere)
             local[key] = boost(columns, here, None, trees, settings.local_depth, settings.local_rate, settings.bins)
-            if settings.shared_as_timed and _found_in_l2(data.where(rows)):
+            if (settings.shared_as_timed or family == "moe") and _found_in_l2(data.where(rows)):
                 warm.add(key)
     return Correction(
         family=family,
