@@ -15,7 +15,7 @@ from tilecast.workloads.architectures import architecture, architectures
 from tilecast.workloads.architectures.base import read_config
 from tilecast.workloads.graph import Batch
 from tilecast.workloads.memory import weights_bytes
-from tilecast.workloads.model import model_config, model_ids
+from tilecast.workloads.model import config_table, model_config, model_ids
 from tilecast.workloads.parallelism import Shard, sharded
 from tilecast.workloads.quantisation import read_precision, requantised
 
@@ -417,3 +417,18 @@ def test_a_model_with_an_image_encoder_says_that_only_its_language_part_is_count
     for id in ("Qwen/Qwen3-VL-8B-Instruct", "google/gemma-3-27b-it", "moonshotai/Kimi-K2.5"):
         assert any("only the language model" in warning for warning in predict(id, "h200-sxm", **asked).warnings), id
     assert not predict("Qwen/Qwen3-8B", "h200-sxm", **asked).warnings
+
+
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        ("openai/gpt-oss-20b", "head_dim"), ("openai/gpt-oss-20b", "sliding_window"), ("Qwen/Qwen3-30B-A3B", "head_dim"),
+        ("Qwen/Qwen3-30B-A3B", "num_key_value_heads"), ("deepseek-ai/DeepSeek-V3", "first_k_dense_replace"),
+        ("deepseek-ai/DeepSeek-V3", "n_shared_experts"), ("mistralai/Mixtral-8x7B-v0.1", "num_key_value_heads"),
+    ],
+)  # fmt: skip
+def test_a_field_that_models_of_a_family_differ_in_is_asked_for_and_not_guessed(model: str, field: str) -> None:
+    table = dict(config_table(model))
+    del table[field]
+    with pytest.raises(InvalidInput, match=f"{field} is missing; .* models differ in it"):
+        model_config(table)

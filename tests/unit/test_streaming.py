@@ -144,3 +144,11 @@ def test_mistakes_are_one_sentence(kernel, told):
 def test_an_unknown_dtype_names_the_known_ones():
     with pytest.raises(UnknownName, match="unknown dtype 'fp17'"):
         Sampling(rows=1, cols=8, dtype="fp17").tasks(H100, COLD)
+
+
+@pytest.mark.parametrize("name", ["a100-sxm-80gb", "h100-sxm", "h200-sxm", "h20", "b200-sxm", "mi300x"])
+def test_a_long_stream_is_bound_by_dram_however_much_of_it_an_sm_has(name):
+    gpu = hardware.gpu(name)
+    found = execution_of(Elementwise(op="add", numel=2**31, dtype="bf16"), gpu, COLD)
+    assert found.bound_by.tolist() == ["dram"]
+    assert 0.8 < 3 * 2 * 2**31 / gpu.dram_bytes_per_s / found.analytic_s[0] < 0.95

@@ -12,7 +12,7 @@ from tilecast.execution.cache import hit_fraction
 from tilecast.execution.fitted import constants
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import launch_sizes
-from tilecast.kernels.streaming import Stream, element_bytes, streaming_constants, streaming_tasks
+from tilecast.kernels.streaming import Stream, element_bytes, streaming_tasks, vector_bytes_per_clock_per_sm
 
 COLUMNS = 32.0  # of one block of the second kernel
 THREADS = 128
@@ -49,11 +49,10 @@ class LayerNormBackward:
             protocol,
         )
         # The second kernel reads both inputs again, with as many SMs as there are blocks; what the first one left in L2 it finds there.
-        using = streaming_constants()
         traffic = 2.0 * size["rows"] * row_bytes
         missed = traffic * (1.0 - hit_fraction(3.0 * size["rows"] * row_bytes, gpu))
         busy_sms = minimum(ceil(size["cols"] / COLUMNS), float(gpu.num_sms))
-        from_l2_s = traffic / (busy_sms * using.vector_bytes_per_clock_per_sm * gpu.boost_clock_hz)
+        from_l2_s = traffic / (busy_sms * vector_bytes_per_clock_per_sm(gpu) * gpu.boost_clock_hz)
         from_dram_s = missed / (gpu.dram_data_bytes_per_s * constants().dram_fraction)
         return first._replace(fixed_s=first.fixed_s + maximum(from_l2_s, from_dram_s))
 

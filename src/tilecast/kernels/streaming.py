@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tilecast import hardware
 from tilecast.dtypes import dtype as number_format
 from tilecast.errors import InvalidInput
 from tilecast.execution import Protocol, TaskSet, constants
@@ -22,6 +23,7 @@ SLICE = 1024  # elements of a flat tensor that one block takes
 BLOCK_THREADS = 256  # of a flat tensor's block
 IDENTITIES = (None, "vector", "scalar")
 VECTOR_BYTES = 16.0  # the widest load or store of a thread
+FED_MOST = "a100-sxm-80gb"  # of the GPUs whose rows decide the rate, the one with the most DRAM bytes for an SM and clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,21 @@ class StreamingConstants:
 @cache
 def streaming_constants() -> StreamingConstants:
     return load(StreamingConstants, "streaming")
+
+
+def vector_bytes_per_clock_per_sm(gpu: GpuSpec) -> float:
+    """The fitted rate. Parts with more DRAM for an SM than those it was fitted on (H200, B200) are built to take that in."""
+    return streaming_constants().vector_bytes_per_clock_per_sm * max(1.0, _dram_share(gpu) / _share_fitted_on())
+
+
+@cache
+def _share_fitted_on() -> float:
+    return _dram_share(hardware.gpu(FED_MOST))
+
+
+def _dram_share(gpu: GpuSpec) -> float:
+    """Bytes of one SM and clock."""
+    return gpu.dram_bytes_per_s / (gpu.num_sms * gpu.boost_clock_hz)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +105,8 @@ def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol) -> TaskSet
     missed = stream.blocks * read_again * (1.0 - _found_again(stream, per_block, gpu))
     from_dram = least if protocol.cache == "cold" else least * (1.0 - hit_fraction(least, gpu))
     # Issue slots bind where accesses are small: such bytes weigh more on the way from and to L2.
-    weight = maximum(1.0, using.vector_bytes_per_clock_per_sm / (using.scalar_accesses_per_clock_per_sm * stream.access_bytes))
+    rate = vector_bytes_per_clock_per_sm(gpu)
+    weight = maximum(1.0, rate / (using.scalar_accesses_per_clock_per_sm * stream.access_bytes))
     # Less than any kernel's launch and drain; a block that reduces holds its first row back by as much as a drain.
     launch_s, is_called = launch_seconds(gpu, machine), protocol.timer == "event"
     start_s = using.start_s - launch_s - (0.0 if stream.reduces else machine.drain_s)
@@ -111,7 +129,7 @@ def streaming_tasks(stream: Stream, gpu: GpuSpec, protocol: Protocol) -> TaskSet
         rounds=0.0,
         resident=resident_blocks(stream.threads, gpu),
         dram_fraction=None if stream.reduces or gpu.dram_ecc == "inline" else machine.stream_fraction,
-        l2_bytes_per_clock_per_sm=using.vector_bytes_per_clock_per_sm,
+        l2_bytes_per_clock_per_sm=rate,
         fixed_s=start_s + further_s + host_s,
     )
 

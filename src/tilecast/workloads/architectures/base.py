@@ -49,6 +49,7 @@ class Architecture:
     names: tuple[str, ...]
     read: Callable[[Mapping[str, Any], str], ModelConfig]
     step: Callable[..., tuple[Operation, ...]] = decoder_step  # (config, shard, stage=None)
+    needs: tuple[str, ...] = ()  # fields that its models differ in and that no other field tells: null will do, silence will not
 
 
 @cache
@@ -72,6 +73,9 @@ def read_config(table: Mapping[str, Any], name: str) -> ModelConfig:
         known = next((entry for entry in given if entry in architectures()), None)
         if known is None:
             raise UnknownName(_unknown(given[0], table))
+        missing = [field for field in architectures()[known].needs if field not in {**table, **_inner(table)}]
+        if missing:
+            raise InvalidInput(f"{missing[0]} is missing; {known} models differ in it")
         return architectures()[known].read(table, name)
     except InvalidInput as problem:
         raise type(problem)(f"{name}: {problem}") from None

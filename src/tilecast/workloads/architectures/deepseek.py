@@ -44,4 +44,4 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     return decoder(text, name, said, layers, notes=text_notes(table))
 
 
-ARCHITECTURE = Architecture(names=NAMES, read=read)
+ARCHITECTURE = Architecture(names=NAMES, read=read, needs=("n_shared_experts", "first_k_dense_replace"))

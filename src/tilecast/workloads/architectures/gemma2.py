@@ -23,4 +23,4 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     return decoder(table, name, NAME, layers, tied_embeddings=tied, scales_embedding=True, soft_cap=capped)
 
 
-ARCHITECTURE = Architecture(names=(NAME,), read=read)
+ARCHITECTURE = Architecture(names=(NAME,), read=read, needs=("head_dim", "num_key_value_heads", "sliding_window"))

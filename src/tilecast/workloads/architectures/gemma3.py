@@ -27,4 +27,4 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     return decoder(text, name, NAMES[0], layers, tied_embeddings=tied, scales_embedding=True, notes=text_notes(table))
 
 
-ARCHITECTURE = Architecture(names=NAMES, read=read)
+ARCHITECTURE = Architecture(names=NAMES, read=read, needs=("head_dim", "num_key_value_heads", "sliding_window"))

@@ -24,4 +24,4 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     return decoder(table, name, NAME, layers)
 
 
-ARCHITECTURE = Architecture(names=(NAME,), read=read)
+ARCHITECTURE = Architecture(names=(NAME,), read=read, needs=("head_dim", "num_key_value_heads", "sliding_window"))

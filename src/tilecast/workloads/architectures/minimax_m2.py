@@ -22,4 +22,4 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     return decoder(table, name, NAME, [layer] * size(table, "num_hidden_layers"))
 
 
-ARCHITECTURE = Architecture(names=(NAME,), read=read)
+ARCHITECTURE = Architecture(names=(NAME,), read=read, needs=("head_dim", "num_key_value_heads"))

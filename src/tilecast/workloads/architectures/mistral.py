@@ -16,4 +16,4 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     return decoder(text, name, NAMES[0], [layer] * size(text, "num_hidden_layers"), notes=text_notes(table))
 
 
-ARCHITECTURE = Architecture(names=NAMES, read=read)
+ARCHITECTURE = Architecture(names=NAMES, read=read, needs=("num_key_value_heads",))

@@ -14,4 +14,4 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     return dense(table, name, NAMES[0], qkv_bias=True)
 
 
-ARCHITECTURE = Architecture(names=NAMES, read=read)
+ARCHITECTURE = Architecture(names=NAMES, read=read, needs=("num_key_value_heads",))

@@ -25,4 +25,4 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     return decoder(table, name, NAME, [Layer(attention=attention, mlp=experts if routes else plain) for routes in routed])
 
 
-ARCHITECTURE = Architecture(names=(NAME,), read=read)
+ARCHITECTURE = Architecture(names=(NAME,), read=read, needs=("num_key_value_heads",))
