@@ -70,8 +70,8 @@ def test_a_missing_field_is_named(field):
         ({"architectures": ["NewForCausalLM"], "num_experts": 8}, "it has experts.*nearest family is qwen3_moe"),
         ({"architectures": ["NewForCausalLM"], "n_routed_experts": 8, "kv_lora_rank": 512}, "experts and latent.*family is deepseek"),
         ({"architectures": ["NewForCausalLM"], "n_routed_experts": 8, "kv_lora_rank": 512, "index_topk": 9}, "sparse attention cannot"),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_experts is missing"),
-        ({"architectures": ["DeepseekV3ForCausalLM"]}, "qk_nope_head_dim is missing"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 64}, "num_experts is missing"),
+        ({"architectures": ["DeepseekV3ForCausalLM"], "n_shared_experts": 1, "first_k_dense_replace": 3}, "qk_nope_head_dim is missing"),
         ({"architectures": []}, "architectures is missing"),
         ({"hidden_size": "big"}, "hidden_size = 'big'"),
         ({"hidden_size": -4}, "hidden_size = -4"),
@@ -80,7 +80,17 @@ def test_a_missing_field_is_named(field):
         ({"quantization_config": {"quant_method": "bitsnbytes"}}, "'bitsnbytes' is not supported; known: fp8"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "gptq with 3 bits"),
         ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "not supported for Qwen2ForCausalLM yet"),
-        ({"architectures": ["GptOssForCausalLM"], "num_local_experts": 4, "num_experts_per_tok": 2, "layer_types": []}, "layer_types"),
+        (
+            {
+                "architectures": ["GptOssForCausalLM"],
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+                "layer_types": [],
+                "head_dim": 64,
+                "sliding_window": 128,
+            },
+            "layer_types",
+        ),
     ],
 )
 def test_what_a_config_cannot_say(changes, message):

@@ -26,4 +26,6 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     return decoder(table, name, NAME, [Layer(attention=attention, mlp=plain if index < first else experts) for index in range(layers)])
 
 
-ARCHITECTURE = Architecture(names=(NAME,), read=read, needs=("head_dim", "num_key_value_heads", "n_shared_experts", "first_k_dense_replace"))
+ARCHITECTURE = Architecture(
+    names=(NAME,), read=read, needs=("head_dim", "num_key_value_heads", "n_shared_experts", "first_k_dense_replace")
+)
