@@ -85,6 +85,14 @@ def test_an_engines_kernel_by_hand():
     assert analytic_s(replace(kernel, engine="trtllm"), H100) < analytic_s(kernel, H100)
 
 
+@pytest.mark.parametrize(("kib", "num_gpus", "own"), [(512, 8, True), (2048, 8, False), (1024, 4, True), (8192, 4, False), (4096, 2, True)])
+def test_tensorrt_llm_sums_in_one_step_while_nccl_would_take_longer(kib, num_gpus, own):
+    kernel = AllReduce(bytes=kib * 1024, num_gpus=num_gpus, identity="custom", engine="trtllm")
+    found = execution_of(kernel, H100, GRAPH)
+    assert (found.variant[0] == "one-shot") is own
+    assert found.analytic_s[0] <= analytic_s(replace(kernel, identity="nccl"), H100, GRAPH)
+
+
 def test_over_pcie_only_pairs_run_an_engines_kernel():
     rtx = hardware.gpu("rtx-pro-6000-server")
     pair, four = (AllReduce(bytes=1 << 17, num_gpus=number, identity="custom") for number in (2, 4))

@@ -36,6 +36,7 @@ ONE_SHOT_BYTES = {2: LARGEST_CUSTOM_BYTES, 4: 512 * 2**10, 8: 256 * 2**10}
 SYMMETRIC_BYTES = {False: 256 * 2**10, True: 2**20}
 SYMMETRIC_RANKS = 8
 SYMMETRIC_HOPS = 7
+GPUS_OF_A_TRAY = 4  # of a rack that is one NVLink domain
 JOINED = ("switch", "mesh")  # topologies in which every GPU may read every other's memory; elsewhere just a pair does
 DUAL_DIE_LINKS = ("nvlink5",)  # of GPUs made of two dies: a hop takes longer
 FULL_BOX = 8  # GPUs: a smaller catalogued box is one that somebody measured, and has to be named
@@ -85,6 +86,7 @@ class Way:
     in_switch: bool = False
     chunked: bool = True  # passed on in chunks, whose pipeline has to fill
     by_engine: bool = False  # a kernel of the inference engine, not of NCCL
+    if_faster: bool = False  # ... that it runs only where NCCL would take longer
     in_flight_bytes: float = IN_FLIGHT_BYTES  # of an engine's kernel: that its threads ask for at once
     usable: Floats | bool = True
 
@@ -272,11 +274,11 @@ class Cost:
 
 
 def _run_by(identity: str, ways: list[Way]) -> list[Way]:
-    """NCCL chooses among its own; an engine runs its own wherever it can, and leaves the rest to NCCL."""
+    """NCCL chooses among its own; an engine runs its own wherever it can, or where that is faster, and leaves the rest to NCCL."""
     own = [way for way in ways if way.by_engine]
     if identity != "custom" or not own:
         return [way for way in ways if not way.by_engine]
-    taken = np.logical_or.reduce([np.asarray(way.usable) for way in own])
+    taken = np.logical_or.reduce([np.asarray(way.usable) for way in own if not way.if_faster])
     return [way if way.by_engine else replace(way, usable=way.usable & ~taken) for way in ways]
 
 
@@ -321,6 +323,12 @@ def _is_symmetric(group: Group, engine: str | None) -> Floats:
     return np.asarray((group.ranks == SYMMETRIC_RANKS) & (group.bytes >= least) & adds)
 
 
+def _crosses_trays(group: Group) -> Floats:
+    """Which groups span trays of a rack. Only for these does TensorRT-LLM sum in two steps; elsewhere its rows are those of one step up to
+    where NCCL is faster (512 KB on the eight GPUs of a DGX H100), then NCCL's."""
+    return np.asarray((group.ranks > GPUS_OF_A_TRAY) & (group.node.num_gpus > MAX_GPUS_CUSTOM))
+
+
 def _by_rule(group: Group, allowed: Floats) -> tuple[Floats, Floats]:
     """Which messages vLLM and SGLang send in one step, and which in two."""
     limits = np.select([group.ranks <= most for most in ONE_SHOT_BYTES], list(ONE_SHOT_BYTES.values()), 0)
@@ -345,15 +353,19 @@ class AllReduce(_Collective):
         )
         in_symmetric = allowed & _is_symmetric(group, self.engine)
         allowed = allowed & ~in_symmetric
-        in_one, in_two = (allowed, allowed) if self.engine == "trtllm" else _by_rule(group, allowed)
+        is_trtllm = self.engine == "trtllm"
+        in_one, in_two = (allowed, allowed & _crosses_trays(group)) if is_trtllm else _by_rule(group, allowed)
         per_rank = group.bytes / group.ranks
         read = (group.ranks - 1.0) * group.bytes
-        asked = np.inf if self.engine == "trtllm" else IN_FLIGHT_BYTES
+        asked = np.inf if is_trtllm else IN_FLIGHT_BYTES
         return [
             ring,
             Way(name="tree", steps=2.0 * depth, volume=2.0 * group.bytes, network_volume=ring.network_volume),
             Way(name="switch", steps=group.ranks + 1.0, volume=group.bytes + per_rank, in_switch=True, usable=one_node & (group.ranks > 2)),
-            Way(name="one-shot", steps=np.ones_like(read), volume=read, by_engine=True, in_flight_bytes=asked, usable=in_one),
+            Way(
+                name="one-shot", steps=np.ones_like(read), volume=read, by_engine=True, in_flight_bytes=asked, usable=in_one,
+                if_faster=is_trtllm and group.node.topology in JOINED,
+            ),
             # Each of the two barriers is told to every peer.
             Way(name="two-shot", steps=group.ranks + 3.0, volume=ring.volume, by_engine=True, in_flight_bytes=asked, usable=in_two),
             Way(
