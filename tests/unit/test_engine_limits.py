@@ -74,3 +74,11 @@ def test_a_comparison_says_what_should_be_known_of_each_gpu() -> None:
     unfit = compare("Qwen/Qwen3-0.6B", ["mi300x", "l40s"], engine="trtllm", **asked)
     assert unfit.warnings == ("trtllm does not run on cdna3 GPUs: mi300x is priced as if it did",)
     assert compare("Qwen/Qwen3-0.6B", ["l40s"], **asked).warnings == ()
+
+
+def test_where_no_single_change_would_fit_fewer_requests_on_more_gpus_are_named() -> None:
+    asked = {"isl": 8000, "osl": 100}
+    (choice,) = predict("Qwen/Qwen3-32B", "rtx-4090", batch=64, **asked).memory.would_fit
+    assert set(choice) == {"tp", "batch"}
+    assert predict("Qwen/Qwen3-32B", "rtx-4090", **asked, **choice).fits
+    assert not predict("Qwen/Qwen3-32B", "rtx-4090", **asked, **choice | {"batch": choice["batch"] + 1}).fits

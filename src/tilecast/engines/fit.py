@@ -96,7 +96,8 @@ def with_room(found: Memory, config: ModelConfig, shard: Shard, engine: Engine, 
         longest = _largest(lambda prompt: fits(requests, prompt, caches_of(prompt)), limit)
         room["largest_context"] = longest + osl if longest else 0
     if not found.fits:
-        room["would_fit"] = (*would_fit(config, shard, engine, gpu, batch, kv_dtype), *_smaller(room, batch))
+        one_change = (*would_fit(config, shard, engine, gpu, batch, kv_dtype), *_smaller(room, batch))
+        room["would_fit"] = one_change or tuple(_fewer_on_more(config, shard, engine, gpu, batch, kv_dtype))
     return replace(found, **room)
 
 
@@ -106,6 +107,23 @@ def _smaller(room: Mapping[str, Any], batch: Batch) -> Iterator[dict[str, Any]]:
         yield {"batch": room["largest_batch"]}
     elif room.get("largest_context"):
         yield {"isl": room["largest_context"] - batch.output_tokens[0]}
+
+
+def _fewer_on_more(
+    config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, batch: Batch, kv_dtype: str
+) -> Iterator[dict[str, Any]]:
+    """Where no single change will do: as many of the requests as the first larger group holds that holds any, shortest first."""
+    pairs = sorted(zip(batch.input_tokens, batch.output_tokens, strict=True))
+
+    def held(other: Shard) -> int:
+        return _largest(
+            lambda number: memory_of(config, other, engine, gpu, Batch.of_pairs(pairs[:number]), kv_dtype).fits, batch.num_requests
+        )
+
+    for other in _larger(config, shard, gpu):
+        if most := held(other):
+            yield {**_changes(shard, other), "batch": most}
+            return
 
 
 def _largest(holds: Callable[[int], bool], most: int) -> int:
