@@ -26,6 +26,7 @@ from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.intervals import Residuals, with_intervals
 from tilecast.learning.trees import grove
 
+MOSTLY = 0.9  # of rows: what a slice is then said to be
 HELD_OUT = 0.15  # of shapes, for the intervals of GPUs with data
 ROWS_PER_TREE = 20  # of a GPU, engine and number format: a few rows make a few trees
 ENOUGH = 200  # rows for a level of their own
@@ -223,10 +224,10 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
 
 
 def _found_in_l2(data: Examples) -> bool:
-    """Whether all rows whose data fit into L2 were timed with them there."""
+    """Whether nearly all rows whose data fit into L2 were timed with them there; of experts a few come from DRAM by turns."""
     cold, timed = data.numbers[:, TRAFFIC], data.timed[:, TRAFFIC]
     fits = (cold > np.log(0.02)) & (cold < np.log(FULL / 2.0))  # enough to tell, and inside L2 however that is divided
-    return bool(fits.any() and (timed < cold - 0.1)[fits].all())
+    return bool(fits.any() and (timed < cold - 0.1)[fits].mean() > MOSTLY)
 
 
 def _own_rows(data: Examples, gpus: Collection[str]) -> dict[str, NDArray[np.int64]]:
