@@ -11,7 +11,7 @@ from tilecast import hardware
 from tilecast.engines.distributed import MOST_SPANS, Exposed, Spread, parts_of, scaled, split, spread
 from tilecast.engines.eager import host_cost
 from tilecast.engines.interval import NOTHING
-from tilecast.engines.layout_bytes import memory_of, sizes_of
+from tilecast.engines.layout_bytes import memory_of, sizes_of, without
 from tilecast.engines.messages import Box
 from tilecast.engines.question import Question, agreed, as_run, given_graph, graph_of, inputs_of, refuse_master, size
 from tilecast.engines.step_parts import (
@@ -27,7 +27,7 @@ from tilecast.engines.step_parts import (
     interval,
     priced,
 )
-from tilecast.engines.updates import keeps_of, optimizer_parts, passing_bytes, rule_of, updates_of
+from tilecast.engines.updates import gradients_added, keeps_of, optimizer_parts, passing_bytes, rule_of, updates_of
 from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import node_of
@@ -259,13 +259,14 @@ def _together(
     kind = rule[0] if training else None
     keeps = keeps_of(asked, kind, rule[1])
     accumulates = training and (kind is None or layout.micro_batches > 1 or keeps.wide_gradients)
-    size = sizes_of(graph, parts, wide_weights=wide_weights, keeps=keeps)
+    size = sizes_of(divided, parts, layout, wide_weights=wide_weights, keeps=keeps)
     stage_reached = min(math.ceil(parts.number / layout.pp), parts.reached)
-    most = size.trained(stage_reached, True) / (layout.fsdp * (layout.dp if layout.zero else 1))
+    most = size.held(stage_reached, True, by_replicas=layout.zero > 0)
     key = *cut, accumulates and layout.fsdp
     if key not in kernels:
-        extra = updates_of(graph, None, keeps, accumulates=accumulates, shards=layout.fsdp)
-        kernels[key] = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, extra)
+        shards = ((without(graph.parameters, divided.experts), layout.fsdp), (divided.experts, layout.expert_fsdp)) if accumulates else ()
+        added = tuple(call for weights, ways in shards for call in gradients_added(weights, graph, keeps, ways))
+        kernels[key] = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, added)
     found = kernels[key]
     done = spread(found, divided, layout, box, size, draw=draw)
     steps = optimizer_parts(asked, graph, keeps, kind, most, "fp32" if wide_weights else None)

@@ -7,7 +7,7 @@ from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.kernels.optimizer_update import IMPLEMENTATIONS, KINDS, OptimizerUpdate
 from tilecast.workloads.aggregate import price_step
 from tilecast.workloads.graph import KernelCall, Step
-from tilecast.workloads.opgraph import OpGraph
+from tilecast.workloads.opgraph import OpGraph, TensorShape
 
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}  # tensors an optimizer keeps beside each weight
 
@@ -43,23 +43,11 @@ def updates_of(
     keeps: Keeps,
     *,
     accumulates: bool,
-    shards: int = 1,
     updated: float | None = None,
     dtype: str | None = None,
 ) -> tuple[KernelCall, ...]:
-    """What follows the backward pass: gradients added to those that are there, one of `shards`, and the optimizer, of `updated` weights."""
-    calls: list[KernelCall] = []
-    if accumulates:
-        looked_up = _looked_up(graph) if keeps.wide_gradients else {}
-        for tensor, number in graph.parameters:
-            # Products of weight gradients add to buffers of fp32 themselves, and hide it (Megatron's gradient_accumulation_fusion).
-            times = number if not keeps.wide_gradients or len(tensor.shape) < 2 else min(number, looked_up.get(tensor.shape, 0))
-            if not times:
-                continue
-            numel = max(1, tensor.numel // shards)
-            own, summed = max(1, tensor.nbytes // shards), numel * keeps.gradient_bytes(tensor.dtype)
-            kernel = MemoryPass(read_bytes=own + summed, written_bytes=summed, flop=numel)
-            calls.append(KernelCall("accumulate_grad", "backward", kernel, times, "cold", ENGINE))
+    """What follows the backward pass: gradients added to those that are there, and the optimizer, of `updated` weights."""
+    calls = list(gradients_added(graph.parameters, graph, keeps)) if accumulates else []
     if kind is not None:
         formats: dict[str, tuple[int, int]] = {}
         for tensor, times in graph.parameters:
@@ -74,6 +62,22 @@ def updates_of(
                 gradient_dtype="fp32" if wide and keeps.wide_gradients else None,
             )  # fmt: skip
             calls.append(KernelCall(f"{kind} {keeps.how}", "optimizer", update, 1, "cold", ENGINE))
+    return tuple(calls)
+
+
+def gradients_added(weights: tuple[tuple[TensorShape, int], ...], graph: OpGraph, keeps: Keeps, shards: int = 1) -> tuple[KernelCall, ...]:
+    """Of some weights of a graph, one of `shards`, to those that are there."""
+    calls = []
+    looked_up = _looked_up(graph) if keeps.wide_gradients else {}
+    for tensor, number in weights:
+        # Products of weight gradients add to buffers of fp32 themselves, and hide it (Megatron's gradient_accumulation_fusion).
+        times = number if not keeps.wide_gradients or len(tensor.shape) < 2 else min(number, looked_up.get(tensor.shape, 0))
+        if not times:
+            continue
+        numel = max(1, tensor.numel // shards)
+        own, summed = max(1, tensor.nbytes // shards), numel * keeps.gradient_bytes(tensor.dtype)
+        kernel = MemoryPass(read_bytes=own + summed, written_bytes=summed, flop=numel)
+        calls.append(KernelCall("accumulate_grad", "backward", kernel, times, "cold", ENGINE))
     return tuple(calls)
 
 

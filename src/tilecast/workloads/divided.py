@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from tilecast.workloads.opgraph import OpGraph
+from tilecast.workloads.opgraph import OpGraph, TensorShape
 
 PRODUCTS = ("aten.mm", "aten.addmm")
 
@@ -18,7 +18,12 @@ class Divided:
     reduced_bytes: int = 0
     exchanges: int = 0  # layers of experts
     exchanged_bytes: int = 0  # that one GPU sends to or takes back from the experts of such a layer
-    expert_numel: int = 0  # trained weights of the experts that one GPU holds
+    experts: tuple[tuple[TensorShape, int], ...] = ()  # trained weights of those that one GPU holds: tensors, and how many of each
+    frozen_experts: tuple[tuple[TensorShape, int], ...] = ()
+
+    @property
+    def expert_numel(self) -> int:
+        return sum(tensor.numel * times for tensor, times in self.experts)
 
 
 def undivided(graph: OpGraph) -> Divided:
