@@ -15,7 +15,6 @@ from tilecast.engines.layout_bytes import memory_of, sizes_of, without
 from tilecast.engines.messages import Box
 from tilecast.engines.question import Question, agreed, as_run, given_graph, graph_of, inputs_of, refuse_master, size
 from tilecast.engines.step_parts import (
-    HOST,
     Keeps,
     Priced,
     Span,
@@ -24,7 +23,6 @@ from tilecast.engines.step_parts import (
     StepPrediction,
     breakdown,
     dispatches,
-    interval,
     priced,
 )
 from tilecast.engines.updates import gradients_added, keeps_of, optimizer_parts, passing_bytes, rule_of, updates_of
@@ -269,8 +267,9 @@ def _together(
         kernels[key] = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, added)
     found = kernels[key]
     done = spread(found, divided, layout, box, size, draw=draw)
-    steps = optimizer_parts(asked, graph, keeps, kind, most, "fp32" if wide_weights else None)
-    optimizer_s = sum((time.median_s[0] for time in steps.times), 0.0) if steps else 0.0
+    steps = optimizer_parts(asked, found, keeps, kind, size.trained(stage_reached, True), most, "fp32" if wide_weights else None)
+    update = steps.phase("optimizer") if steps else NOTHING
+    optimizer_s = update.median
     total_s = done.compute_s + sum(done.exposed_s) + optimizer_s
     shares = {name: found.phase(name) for name in ("forward", "loss", "backward")}
     phases = split(done.compute_s, shares)
@@ -278,7 +277,6 @@ def _together(
     told = {name: scaled(done.message_s, seconds) for name, seconds in waits.items()}
     flop = _model_flop(divided.whole) * layout.micro_batches * layout.replicas
     peak = asked.gpu.matrix_rate(_peak_dtype(asked.dtype, asked.gpu)) * layout.num_gpus
-    update = interval(list(steps.times), 0.0) if steps else NOTHING
     lines = breakdown(steps, total_s, dict.fromkeys(steps.waits, 1.0)) if steps else ()
     return StepPrediction(
         graph=graph,
@@ -289,11 +287,11 @@ def _together(
         optimizer_s=update + told["optimizer"],
         communication_s=told["forward"] + told["backward"] + told["optimizer"],
         exposed_s=waits,
-        host_wait_s=sum(found.waits.values()) * layout.micro_batches / layout.pp,
+        host_wait_s=sum(found.waits.values()) * layout.micro_batches / layout.pp + (steps.waits["optimizer"] if steps else 0.0),
         mfu=flop / (total_s * peak),
         memory=memory_of(divided, layout, size, passing_bytes(graph, keeps, wide_weights), CONTEXT_BYTES, asked.gpu.dram_bytes),
         basis=weakest([found.basis, "analytic"] if done.collectives else [found.basis]),
-        breakdown=parts_of(found, done, tuple(part for part in lines if part.name != HOST), layout, total_s),
+        breakdown=parts_of(found, done, lines, layout, total_s),
         inputs=inputs_of(asked, layout, divided.whole) | {"node": box.node.id},
         notes=_notes(graph, hardware.foreign_note(box.node, asked.gpu), hardware.power_note(asked.gpu)),
         num_gpus=layout.num_gpus,
