@@ -1,6 +1,7 @@
 """Laws of a step on many GPUs, and volumes worked by hand."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -42,6 +43,29 @@ def test_one_gpu_is_the_plain_step():
     alone = predict_step(MODEL, GPU, **ASKED | {"batch": 8})
     listed = predict_layouts(MODEL, GPU, [Layout()], **ASKED | {"batch": 8})[0]
     assert listed.step_s == alone.step_s and listed.memory == alone.memory and alone.communication_s.median == 0.0
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused", "adamw-per-tensor", "sgd-per-tensor"])
+@pytest.mark.parametrize("how", [{"dp": 2}, {"dp": 2, "micro_batches": 2}])
+def test_the_same_work_on_each_of_two_gpus_waits_as_long_for_the_host(optimizer, how):
+    asked = {"mode": "training", "seq": 64, "optimizer": optimizer}
+    micro = how.get("micro_batches", 1)
+    alone = predict_step("BERT-Large", "h100-sxm", **asked, batch=micro, micro_batches=micro)
+    both = predict_step("BERT-Large", "h100-sxm", **asked, batch=2 * micro, **how)
+    assert both.optimizer_s.median == pytest.approx(alone.optimizer_s.median)
+    assert both.host_wait_s == pytest.approx(alone.host_wait_s)
+    assert both.step_s.median >= alone.step_s.median
+    assert sum(part.share_fraction for part in both.breakdown) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_an_optimizer_that_goes_tensor_by_tensor_is_launched_by_the_host_of_every_stage():
+    # 398 tensors x 8 operations x 12 us = 38.2 ms, 0.2 of them while the backward pass ends. Of two stages each has 12 of 24 layers of 16
+    # tensors, and of what is around them about a tenth of all weights.
+    asked = {"mode": "training", "seq": 64, "optimizer": "adamw-per-tensor"}
+    sharded = predict_step("BERT-Large", "h100-sxm", **asked, batch=2, fsdp=2)
+    assert sharded.optimizer_s.median == pytest.approx(398 * 8 * 12e-6, rel=0.01)
+    staged = predict_step("BERT-Large", "h100-sxm", **asked, batch=4, pp=2, micro_batches=4)
+    assert 12 * 16 * 8 * 12e-6 < staged.optimizer_s.median < (12 * 16 + 40) * 8 * 12e-6
 
 
 @pytest.mark.parametrize(
@@ -290,6 +314,85 @@ def test_experts_that_nobody_shares_are_not_added_up():
     sent = next(each for each in spread.collectives if each.family == "all_to_all")
     # There and back, forward and backward: 4 experts with room for 128 tokens of 1024 x 4 bytes.
     assert (sent.number, sent.bytes) == (4 * 24, 4 * 128 * 1024 * 4)
+
+
+# Switch-XL-4 has 24 layers of 4 experts with two matrices of 16384 x 1024: 0.805e9 weights are a fourth of them, and of 5.268e9 in all
+# 2.046e9 are no experts'.
+EXPERTS, SHARED = 24 * 2 * 16384 * 1024, 2_046_390_272
+SWITCH = {"mode": "training", "batch": 16, "seq": 512, "dtype": "fp32", "optimizer": "adamw-fused"}
+
+
+@pytest.mark.parametrize(
+    ("how", "copies"),
+    [({"fsdp": 4}, 1), ({"fsdp": 8}, 2), ({"dp": 4, "zero": 1}, 1), ({"dp": 8, "zero": 2}, 2), ({"dp": 2, "fsdp": 4}, 1)],
+)
+def test_experts_are_sharded_by_the_gpus_that_hold_the_same_ones(how, copies):
+    # Two fp32 states, 8 bytes a weight: with --fsdp 8 --ep 4 they are 8 x (2.046e9 / 8 + 0.805e9 / 2) = 5.27 GB, not 8 x 2.85e9 / 8 = 2.85.
+    found = predict_step("Switch-XL-4", GPU, **SWITCH, **how, ep=4)
+    ranks = how.get("fsdp") or how["dp"]
+    shards = SHARED / ranks + EXPERTS / copies
+    assert found.memory.optimizer_bytes == pytest.approx(8 * shards, rel=1e-6)
+    # A fused update reads 4 numbers and writes 3 of 4 bytes for each weight of its shards.
+    (update,) = (part for part in found.breakdown if part.phase == "optimizer")
+    (whole,) = (part for part in predict_step("Switch-XL-4", GPU, **SWITCH, dp=4, ep=4).breakdown if part.phase == "optimizer")
+    assert update.bound_s / whole.bound_s == pytest.approx(shards / (SHARED + EXPERTS), rel=1e-3)
+    if how.get("zero") == 2:
+        assert found.memory.gradients_bytes == pytest.approx(4 * shards, rel=1e-6)
+
+
+@pytest.mark.parametrize("how", [{"fsdp": 4}, {"fsdp": 8}, {"dp": 4, "zero": 1}, {"dp": 8, "zero": 1}])
+@pytest.mark.parametrize("ep", [1, 2, 4])
+def test_gpus_that_shard_hold_the_whole_model_once_however_experts_are_spread(how, ep):
+    found = predict_step("Switch-XL-4", GPU, **SWITCH, **how, ep=ep)
+    assert found.num_gpus * found.memory.optimizer_bytes == pytest.approx(8 * (SHARED + 4 * EXPERTS), rel=1e-6)
+
+
+def test_experts_are_gathered_and_scattered_by_the_gpus_that_hold_the_same_ones():
+    alone, pairs = (predict_step("Switch-XL-4", GPU, **SWITCH, fsdp=ranks, ep=4) for ranks in (4, 8))
+    assert {each.ranks for each in alone.collectives if each.family in ("all_gather", "reduce_scatter")} == {4}
+    told = {(each.family, each.ranks): each.bytes * each.number for each in pairs.collectives if "sharded experts" in each.name}
+    # Forward and backward 0.805e9 experts of 4 bytes between two GPUs, and their gradients once.
+    assert told == {("all_gather", 2): 2 * 4 * EXPERTS, ("reduce_scatter", 2): 4 * EXPERTS}
+    # Kept: an eighth of what all share and half of the experts; two of four layers, and what lies around them, are gathered at once.
+    shared_layer = next(each.bytes for each in alone.collectives if each.family == "reduce_scatter")
+    rest = 4 * SHARED - 4 * shared_layer
+    assert pairs.memory.weights_bytes == pytest.approx(4 * (SHARED / 8 + EXPERTS / 2) + 2 * (shared_layer + EXPERTS) + rest, rel=1e-6)
+    assert alone.memory.weights_bytes == pytest.approx(4 * (SHARED / 4 + EXPERTS) + 2 * shared_layer + rest, rel=1e-6)
+
+
+@pytest.mark.parametrize(("zero", "family"), [(0, "all_reduce"), (1, "reduce_scatter")])
+def test_gradients_of_experts_are_added_by_the_gpus_that_hold_the_same_ones(zero, family):
+    found = predict_step("Switch-XL-4", GPU, **SWITCH, dp=8, ep=4, zero=zero)
+    told = {}
+    for each in (each for each in found.collectives if each.family == family):
+        told[each.ranks] = told.get(each.ranks, 0) + each.bytes * each.number
+    assert told == {8: pytest.approx(4 * SHARED, rel=1e-6), 2: pytest.approx(4 * EXPERTS, rel=1e-6)}
+    gathered = {each.ranks: each.bytes for each in found.collectives if each.family == "all_gather"}
+    assert gathered == ({8: 4 * SHARED, 2: 4 * EXPERTS} if zero else {})
+
+
+def test_micro_batches_add_the_gradients_of_a_gpus_own_shards():
+    # Of four GPUs each has a fourth of all weights: of every expert, or every fourth expert whole.
+    sharded, spread = (predict_step("Switch-XL-4", GPU, **SWITCH, fsdp=4, micro_batches=2, ep=ep) for ep in (1, 4))
+    added = [sum(part.bound_s for part in found.breakdown if part.name == "accumulate_grad") for found in (sharded, spread)]
+    assert added[1] == pytest.approx(added[0], rel=1e-3)
+
+
+@given(st.integers(1, 4), st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
+def test_ranks_of_experts_shards_and_replicas_are_all_ranks(tp, dp, fsdp, ep):
+    if dp * fsdp % ep:
+        ep = math.gcd(dp * fsdp, ep)
+    layout = Layout(tp=tp, dp=dp, fsdp=fsdp, ep=ep)
+    assert ep * layout.expert_fsdp * layout.expert_dp == dp * fsdp
+    assert fsdp % layout.expert_fsdp == dp % layout.expert_dp == 0
+
+
+def test_gpus_with_the_same_experts_lie_apart_in_a_node():
+    # Every fourth GPU of 8 has the same experts; with tp = 2 every eighth: one in a node.
+    assert members(Layout(dp=8, ep=4), "expert_dp", 8) == Members(2, 2)
+    assert members(Layout(tp=2, fsdp=8, dp=2, ep=4), "expert_fsdp", 8) == Members(2, 1)
+    assert members(Layout(tp=2, fsdp=8, dp=2, ep=4), "expert_dp", 8) == Members(2, 1)
+    assert members(Layout(fsdp=2, dp=4, ep=4), "expert_fsdp", 8) == Members(1, 1)
 
 
 @pytest.mark.parametrize(("model", "number"), [("GPT2-Large", 36), ("BERT-Large", 24), ("OPT-1.3B", 24), ("mosaicml/mpt-7b", 32)])

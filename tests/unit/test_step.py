@@ -205,6 +205,57 @@ def test_what_a_traced_graph_already_is_cannot_be_asked_otherwise(tilecast, tmp_
     assert said in result.err
 
 
+def words(mode: str = "training") -> OpGraph:
+    """A lookup of 4 texts of 32 tokens, as `tilecast.trace` writes it: without a batch; beside it distances of tokens, one for a head."""
+    table, near, result = TensorShape("fp32", (1000, 64)), TensorShape("fp32", (32, 8)), TensorShape("fp32", (4, 32, 64))
+    nodes = (
+        Node("aten.embedding", "forward", (near, TensorShape("int64", (32, 32))), (TensorShape("fp32", (32, 32, 8)),)),
+        Node("aten.embedding", "forward", (table, TensorShape("int64", (4, 32))), (result,)),
+        Node("aten.embedding", "forward", (table, TensorShape("int64", (1, 32))), (TensorShape("fp32", (1, 32, 64)),)),
+        Node("aten.relu", "forward", (result,), (result,)),
+    )
+    return OpGraph(name="words", mode=mode, segments=(Segment(1, nodes),), parameters=((table, 1),))
+
+
+@pytest.mark.parametrize(
+    "line", ["", "--batch 4", "--seq 32", "--batch 4 --seq 32", "--fsdp 2 --batch 8", "--dp 2 --micro-batches 3 --batch 24"]
+)
+def test_a_traced_graph_may_be_asked_for_the_sizes_it_has(tilecast, tmp_path, line):
+    words().save(tmp_path / "words.graph.json")
+    result = tilecast("step", str(tmp_path / "words.graph.json"), "--gpu", "h100-sxm", *line.split(), "--json")
+    assert result.code == 0, result.err
+    parts = {"--fsdp 2 --batch 8": 2, "--dp 2 --micro-batches 3 --batch 24": 6}.get(line, 1)
+    assert (result.json["inputs"]["batch"], result.json["inputs"]["seq"]) == (4 * parts, 32)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--batch 8", "batch = 8 does not fit words: the graph was traced with 4"),
+        ("--seq 16", "seq = 16 does not fit words: the graph was traced with 32"),
+        (
+            "--dp 2 --micro-batches 2 --batch 4",
+            "batch = 4 does not fit words: the graph was traced with 4 on each GPU and in each micro-batch, 16 in all",
+        ),
+    ],
+)
+def test_other_sizes_than_those_of_a_traced_graph_are_refused_with_both(tilecast, tmp_path, line, said):
+    words().save(tmp_path / "words.graph.json")
+    result = tilecast("step", str(tmp_path / "words.graph.json"), "--gpu", "h100-sxm", *line.split())
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+
+
+def test_the_images_of_a_convolution_are_the_batch_of_a_traced_graph():
+    image, kernel = TensorShape("fp32", (4, 3, 32, 32)), TensorShape("fp32", (8, 3, 3, 3))
+    options = (("stride", (1, 1)), ("padding", (0, 0)), ("dilation", (1, 1)), ("transposed", False), ("groups", 1))
+    node = Node("aten.convolution", "forward", (image, kernel), (TensorShape("fp32", (4, 8, 30, 30)),), options=options)
+    graph = OpGraph(name="images", mode="inference", segments=(Segment(1, (node,)),), parameters=((kernel, 1),))
+    assert predict_step(graph, "h100-sxm", batch=4).step_s == predict_step(graph, "h100-sxm").step_s
+    with pytest.raises(InvalidInput, match="traced with 4"):
+        predict_step(graph, "h100-sxm", batch=3)
+
+
 def test_a_traced_graph_keeps_its_own_format_and_may_run_as_tf32():
     tensor = TensorShape("bf16", (512, 512))
     product = Node("aten.mm", "forward", (tensor, tensor), (tensor,))

@@ -1,5 +1,6 @@
 """Real modules traced on the CPU: operators, FLOP and backward passes as PyTorch itself counts them."""
 
+import threading
 from collections import Counter
 
 import pytest
@@ -289,6 +290,47 @@ def test_a_size_that_depends_on_values_is_reported_with_its_line():
 
     with pytest.raises(InvalidInput, match=r"test_tracing.py:\d+ \(return x\[x > 0\].*size is known at run time alone; .*torch.where"):
         tilecast.trace(Picking(), (torch.zeros(4),))
+
+
+class Holding(nn.Module):
+    """A linear layer, and something beside it."""
+
+    def __init__(self, held: object = None) -> None:
+        super().__init__()
+        self.linear, self.held = nn.Linear(8, 8), held
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+@pytest.mark.parametrize(
+    ("made", "kind"), [(threading.Lock, "lock"), (lambda: (each for each in (1, 2)), "generator"), (lambda: [threading.Lock()], "list")]
+)
+def test_what_cannot_be_copied_is_named_with_what_to_try(made, kind, mode):
+    said = rf"Sequential cannot be traced: its attribute 0\.held, a {kind}, cannot be copied: .*cannot pickle .*; take it out of the module"
+    with pytest.raises(InvalidInput, match=said):
+        tilecast.trace(nn.Sequential(Holding(made())), torch.zeros(2, 8), mode=mode)
+
+
+def test_a_tensor_computed_from_weights_is_named():
+    module = Holding()
+    module.twice = 2 * module.linear.weight
+    with pytest.raises(InvalidInput, match=r"its attribute twice, a Tensor, cannot be copied: .*; compute such a tensor in forward"):
+        tilecast.trace(module, torch.zeros(2, 8))
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch is about to drop such tensors
+def test_quantised_and_lazy_modules_are_refused_with_what_to_try():
+    quantised = Holding()
+    quantised.register_buffer("narrow", torch.quantize_per_tensor(torch.zeros(8), 0.1, 0, torch.qint8))
+    with pytest.raises(InvalidInput, match=r"its tensor narrow cannot be copied: .*; trace the module as it was before it was quantised"):
+        tilecast.trace(quantised, torch.zeros(2, 8))
+    packed = nn.Sequential(torch.ao.nn.quantized.Linear(8, 8))
+    with pytest.raises(InvalidInput, match=r"its attribute 0\._packed_params.* cannot be copied: .*; trace the module as it was before"):
+        tilecast.trace(packed, torch.zeros(2, 8))
+    with pytest.raises(InvalidInput, match=r"its tensor weight cannot be copied: .*; call it once with its inputs"):
+        tilecast.trace(nn.LazyLinear(8), torch.zeros(2, 8))
 
 
 def test_a_trace_that_fails_says_nothing_but_its_error(capfd):

@@ -1,11 +1,13 @@
 """The bytes of a training step on many GPUs: of weights as computed with and as kept, and what the fullest of the GPUs holds."""
 
+import itertools
 from dataclasses import dataclass
+from functools import partial
 
 from tilecast.engines.step_parts import WIDE_BYTES, Keeps, StepMemory
 from tilecast.workloads.divided import Divided
 from tilecast.workloads.layout import Layout
-from tilecast.workloads.opgraph import ITEM_BYTES, OpGraph, TensorShape
+from tilecast.workloads.opgraph import ITEM_BYTES, TensorShape
 from tilecast.workloads.stages import Layers, layers
 
 MOST_ENDS = 2  # tensors of one shape that embeddings and head may have
@@ -13,11 +15,9 @@ GATHERS_AHEAD = 2  # unsharded blocks at once: the one that computes and the nex
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Weights of one GPU before they are sharded, of a layer and of the rest: as computed with, as kept, and how many are trained.
-
-    Of a trained one: bytes as computed with, of its gradient as summed and kept, and of what the optimizer keeps for it.
-    """
+class Group:
+    """Weights of one GPU that the same ranks share, before they are sharded, of a layer and of the rest: as computed with, as kept, and how
+    many are trained."""
 
     layer_bytes: float
     rest_bytes: float
@@ -25,10 +25,15 @@ class Sizes:
     kept_rest_bytes: float
     trained_layer: float  # of a layer that the backward pass reaches
     trained_rest: float
-    number: int
-    item: float
-    reduced: int
-    state_bytes: float
+    shards: int  # ranks among which weights are divided
+    replicas: int  # that hold the same shard
+    sharding: str  # names of these groups of ranks
+    replication: str
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether layers compute with a copy: of several shards put together, or of wide weights made narrow."""
+        return self.shards > 1 or self.kept_layer_bytes + self.kept_rest_bytes != self.layer_bytes + self.rest_bytes
 
     def kept_bytes(self, num_layers: int, is_end: bool) -> float:
         return self.kept_layer_bytes * num_layers + (self.kept_rest_bytes if is_end else 0.0)
@@ -37,30 +42,95 @@ class Sizes:
         return self.trained_layer * num_reached + (self.trained_rest if is_end else 0.0)
 
 
-def sizes_of(graph: OpGraph, parts: Layers, *, wide_weights: bool, keeps: Keeps) -> Sizes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The weights of one GPU: those that all data-parallel ranks share, and experts, which only those share that hold the same ones.
+
+    Of a trained one: bytes as computed with, of its gradient as summed and kept, and of what the optimizer keeps for it.
+    """
+
+    shared: Group
+    experts: Group  # of one that experts are not divided among, nothing
+    item: float
+    reduced: int
+    state_bytes: float
+
+    @property
+    def groups(self) -> tuple[Group, Group]:
+        return self.shared, self.experts
+
+    def trained(self, num_reached: int, is_end: bool) -> float:
+        return sum(group.trained(num_reached, is_end) for group in self.groups)
+
+    def held(self, num_reached: int, is_end: bool, *, by_replicas: bool) -> float:
+        """Trained weights in one GPU's shards; `by_replicas`: these divide them too."""
+        return sum(
+            group.trained(num_reached, is_end) / (group.shards * (group.replicas if by_replicas else 1)) for group in self.groups
+        )  # fmt: skip
+
+
+Weights = tuple[tuple[TensorShape, int], ...]  # tensors, and how many of each
+
+
+def sizes_of(divided: Divided, parts: Layers, layout: Layout, *, wide_weights: bool, keeps: Keeps) -> Sizes:
     """`wide_weights`: weights are kept and gradients added in fp32 beside those computed with."""
-
-    def kept(tensor: TensorShape) -> int:
-        return tensor.numel * WIDE_BYTES if wide_weights and ITEM_BYTES[tensor.dtype] < WIDE_BYTES else tensor.nbytes
-
-    every = graph.weights
-    layer_bytes = sum(tensor.nbytes * (times // parts.number) for tensor, times in every)
-    kept_layer = sum(kept(tensor) * (times // parts.number) for tensor, times in every)
-    reached = parts.reached
-    trained = sum(tensor.numel * _in_each(times, reached, bool(graph.frozen)) for tensor, times in graph.parameters) if reached else 0.0
-    name = max(graph.parameters or every, key=lambda entry: entry[0].numel)[0].dtype
+    graph = divided.graph
+    size_of = partial(_group, parts=parts, unequal=bool(graph.frozen), wide_weights=wide_weights)
+    trained, frozen = without(graph.parameters, divided.experts), without(graph.frozen, divided.frozen_experts)
+    name = max(graph.parameters or graph.weights, key=lambda entry: entry[0].numel)[0].dtype
     item = ITEM_BYTES[name]
     return Sizes(
-        layer_bytes=layer_bytes,
-        rest_bytes=graph.weights_bytes - layer_bytes * parts.number,
-        kept_layer_bytes=kept_layer,
-        kept_rest_bytes=sum(kept(tensor) * times for tensor, times in every) - kept_layer * parts.number,
-        trained_layer=trained,
-        trained_rest=graph.num_trained - trained * reached,
-        number=parts.number,
+        shared=size_of(trained, frozen, shards=layout.fsdp, replicas=layout.dp, sharding="fsdp", replication="dp"),
+        experts=size_of(
+            divided.experts, divided.frozen_experts, shards=layout.expert_fsdp, replicas=layout.expert_dp, sharding="expert_fsdp",
+            replication="expert_dp",
+        ),
         item=item,
         reduced=max(WIDE_BYTES, item) if wide_weights else keeps.gradient_bytes(name),
         state_bytes=keeps.states * max(WIDE_BYTES, item) if wide_weights else keeps.state_bytes(name),
+    )  # fmt: skip
+
+
+def without(weights: Weights, experts: Weights) -> Weights:
+    """Weights that are no experts'; of one shape there may be both."""
+    left, found = merged(experts), []
+    for tensor, times in weights:
+        taken = min(times, left.get(tensor, 0))
+        found.append((tensor, times - taken))
+        left |= {tensor: left.get(tensor, 0) - taken}
+    return tuple(found)
+
+
+def merged(*weights: Weights) -> dict[TensorShape, int]:
+    every: dict[TensorShape, int] = {}
+    for tensor, times in itertools.chain(*weights):
+        every[tensor] = every.get(tensor, 0) + times
+    return every
+
+
+def _group(
+    trained: Weights, frozen: Weights, *, parts: Layers, unequal: bool, wide_weights: bool, shards: int, replicas: int, sharding: str,
+    replication: str,
+) -> Group:  # fmt: skip
+    def kept(tensor: TensorShape) -> int:
+        return tensor.numel * WIDE_BYTES if wide_weights and ITEM_BYTES[tensor.dtype] < WIDE_BYTES else tensor.nbytes
+
+    every = tuple(merged(trained, frozen).items()) if frozen else trained
+    layer_bytes = sum(tensor.nbytes * (times // parts.number) for tensor, times in every)
+    kept_layer = sum(kept(tensor) * (times // parts.number) for tensor, times in every)
+    reached = parts.reached
+    trained_layer = sum(tensor.numel * _in_each(times, reached, unequal) for tensor, times in trained) if reached else 0.0
+    return Group(
+        layer_bytes=layer_bytes,
+        rest_bytes=sum(tensor.nbytes * times for tensor, times in every) - layer_bytes * parts.number,
+        kept_layer_bytes=kept_layer,
+        kept_rest_bytes=sum(kept(tensor) * times for tensor, times in every) - kept_layer * parts.number,
+        trained_layer=trained_layer,
+        trained_rest=sum(tensor.numel * times for tensor, times in trained) - trained_layer * reached,
+        shards=shards,
+        replicas=replicas,
+        sharding=sharding,
+        replication=replication,
     )
 
 
@@ -83,16 +153,18 @@ def memory_of(divided: Divided, layout: Layout, size: Sizes, passing_state: floa
     training = graph.mode == "training"
     for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(layout.pp), parts.reached_per_stage(layout.pp), strict=True)):
         first, last = stage == 0, stage == layout.pp - 1
-        trained = size.trained(reached, last or (first and reached == num_layers)) if training else 0.0
+        ends = last or (first and reached == num_layers)
         flying = _in_flight(layout, stage)
-        shards = layout.fsdp
-        unsharded = (size.layer_bytes * min(GATHERS_AHEAD, num_layers) + size.rest_bytes * (first or last)) if shards > 1 else 0.0
+        gathered = [group for group in size.groups if group.is_gathered]
+        ahead = min(GATHERS_AHEAD, num_layers)
+        unsharded = sum(group.layer_bytes * ahead + group.rest_bytes * (first or last) for group in gathered)
+        whole_gradients = sum(group.trained_layer * size.item for group in gathered) if training and reached else 0.0
+        kept = sum(group.kept_bytes(num_layers, first or last) / group.shards for group in size.groups)
         saved = kept_by_layers * reached * flying + (rest if last else 0.0)
-        gradients = trained * size.reduced / (shards * (layout.dp if layout.zero == 2 else 1))
-        updated = trained / (shards * (layout.dp if layout.zero else 1))
+        summed, updated = (size.held(reached, ends, by_replicas=layout.zero >= least) if training else 0.0 for least in (2, 1))
         held = StepMemory(
-            weights_bytes=round(size.kept_bytes(num_layers, first or last) / shards + unsharded),
-            gradients_bytes=round(gradients + (size.trained_layer * size.item if shards > 1 and training and reached else 0.0)),
+            weights_bytes=round(kept + unsharded),
+            gradients_bytes=round(summed * size.reduced + whole_gradients),
             optimizer_bytes=round(updated * size.state_bytes),
             activations_bytes=round(max(saved + max(0, passing), updated * passing_state)),
             saved_bytes=round(saved),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tilecast.engines.interval import NOTHING, Interval
-from tilecast.engines.layout_bytes import Sizes
+from tilecast.engines.layout_bytes import Group, Sizes
 from tilecast.engines.step_parts import ENGINE, Collective
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import AllGather, AllReduce, AllToAll, ReduceScatter, SendRecv
@@ -21,7 +21,10 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {kind.family: kind for kind in (All
 BUCKET_BYTES = 25 * 2**20  # PyTorch's DistributedDataParallel, bucket_cap_mb
 NVLINK_CHANNELS, OTHER_CHANNELS = 24, 4  # thread blocks, each on an SM of its own, of NCCL's rings over NVLink and over PCIe
 HIDDEN_SUM = 0.15  # of a layer's backward pass: the product for a weight's gradient, beside which Megatron adds the input's
-NAMES = {"fsdp": "sharded weights", "dp": "replicas", "tp": "tensor parallel", "pp": "stages", "ep": "experts"}
+NAMES = {
+    "fsdp": "sharded weights", "dp": "replicas", "tp": "tensor parallel", "pp": "stages", "ep": "experts",
+    "expert_fsdp": "sharded experts", "expert_dp": "replicas of experts",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +150,7 @@ def messages_of(
     if layout.fsdp > 1:
         found = _of_sharded_weights(found, listed, size, stage)
     elif layout.dp > 1 and trains and size.trained(stage.num_reached, True) > 0:
-        found = _of_replicas(found, listed, divided, size, stage)
+        found = _of_replicas(found, listed, size, stage)
     if layout.tp > 1:
         found = _of_tensor_sums(found, listed, divided, stage)
     if divided.exchanges:
@@ -159,52 +162,61 @@ def messages_of(
 
 def _of_sharded_weights(found: Messages, listed: Listed, size: Sizes, stage: Stage) -> Messages:
     """Weights are gathered for each pass, and gradients scattered, then added over replicas of the shards."""
-    dp, fsdp, micro = listed.layout.dp, listed.layout.fsdp, stage.micro_batches
-    gather_s = listed.each_s("fsdp", "all_gather", size.layer_bytes, (stage.num_layers + stage.num_reached) * micro)
-    gather_rest_s = listed.each_s("fsdp", "all_gather", size.rest_bytes, stage.ends * micro)  # the root keeps its weights for backward
+    micro = stage.micro_batches
 
-    def scattered_s(elements: float, number: float) -> float:
+    def gathered_s(group: Group, size_bytes: float, number: float) -> float:
+        return listed.each_s(group.sharding, "all_gather", size_bytes, number * micro)
+
+    def scattered_s(group: Group, elements: float, number: float) -> float:
         if not stage.trains:
             return 0.0
-        each_s = listed.each_s("fsdp", "reduce_scatter", elements * size.reduced, number * micro)
-        return each_s + (listed.each_s("dp", "all_reduce", elements * size.reduced / fsdp, number * micro) if dp > 1 else 0.0)
+        each_s = listed.each_s(group.sharding, "reduce_scatter", elements * size.reduced, number * micro)
+        return each_s + listed.each_s(group.replication, "all_reduce", elements * size.reduced / group.shards, number * micro)
 
-    out_s = listed.box.passed(size.layer_bytes, size.layer_bytes).median
-    trained = size.trained_layer
+    gather_s = sum(gathered_s(group, group.layer_bytes, stage.num_layers + stage.num_reached) for group in size.groups)
+    gather_rest_s = sum(gathered_s(group, group.rest_bytes, stage.ends) for group in size.groups)  # the root keeps its weights for backward
+    copied = [group for group in size.groups if group.is_gathered]
+    layer_bytes, trained = sum(group.layer_bytes for group in copied), sum(group.trained_layer for group in copied)
+    out_s = listed.box.passed(layer_bytes, layer_bytes).median
     into_s = listed.box.passed(trained * size.item, trained * size.reduced).median if trained else 0.0
     return replace(
-        found, gather_s=gather_s, gather_rest_s=gather_rest_s, scatter_s=scattered_s(size.trained_layer, stage.num_reached),
-        scatter_rest_s=scattered_s(size.trained_rest, stage.ends), copy=Pass(out_s, out_s + into_s),
+        found, gather_s=gather_s, gather_rest_s=gather_rest_s,
+        scatter_s=sum(scattered_s(group, group.trained_layer, stage.num_reached) for group in size.groups),
+        scatter_rest_s=sum(scattered_s(group, group.trained_rest, stage.ends) for group in size.groups), copy=Pass(out_s, out_s + into_s),
     )  # fmt: skip
 
 
-def _of_replicas(found: Messages, listed: Listed, divided: Divided, size: Sizes, stage: Stage) -> Messages:
-    """Gradients are added in buckets; with a sharded optimizer each GPU keeps its part of the sum, and hands its new weights on."""
+def _of_replicas(found: Messages, listed: Listed, size: Sizes, stage: Stage) -> Messages:
+    """Gradients are added in buckets; with a sharded optimizer each GPU keeps its part of the sum, and hands its new weights on.
+
+    Experts that no other GPU holds have all their tokens' gradients already.
+    """
     layout = listed.layout
     family = "reduce_scatter" if layout.zero else "all_reduce"
-    every_bytes = size.trained(stage.num_reached, True) * size.reduced
-    bucket_bytes = min(BUCKET_BYTES, every_bytes)
+    held_by_several = [group for group in size.groups if group.replicas > 1 and group.trained(stage.num_reached, True) > 0]
 
-    def reduced_s(elements: float, number: float) -> float:
+    def reduced_s(group: Group, elements: float, number: float) -> float:
         if not elements:
             return 0.0
+        bucket_bytes = min(BUCKET_BYTES, group.trained(stage.num_reached, True) * size.reduced)
         buckets = elements * size.reduced / bucket_bytes
         copies_s = 2.0 * listed.box.passed(elements * size.reduced, elements * size.reduced).median  # into the bucket, and back
-        return buckets * listed.each_s("dp", family, bucket_bytes, buckets * number, in_buckets=True) + copies_s
+        return buckets * listed.each_s(group.replication, family, bucket_bytes, buckets * number, in_buckets=True) + copies_s
 
-    # Experts that no other GPU holds have all their tokens' gradients already.
-    unique = divided.expert_numel / size.number if layout.ep == layout.replicas else 0.0
-    reduce_s = reduced_s(max(0.0, size.trained_layer - unique), stage.num_reached)
-    reduce_rest_s = reduced_s(size.trained_rest, stage.ends)
-    weights_bytes = every_bytes / size.reduced * size.item
-    found = replace(found, reduce_s=reduce_s, reduce_rest_s=reduce_rest_s)
-    if not layout.zero:
-        return found
-    weights_s = listed.each_s("dp", "all_gather", weights_bytes, 1, "weights of sharded optimizer")
-    if not layout.overlap_gather:
-        return replace(found, after_s=weights_s)
-    each_s = weights_s / size.trained(stage.num_reached, True)
-    return replace(found, updated_s=each_s * size.trained_layer, updated_rest_s=each_s * size.trained_rest)
+    found = replace(
+        found, reduce_s=sum(reduced_s(group, group.trained_layer, stage.num_reached) for group in held_by_several),
+        reduce_rest_s=sum(reduced_s(group, group.trained_rest, stage.ends) for group in held_by_several),
+    )  # fmt: skip
+    for group in held_by_several if layout.zero else ():
+        every = group.trained(stage.num_reached, True)
+        what = f"{'experts' if group is size.experts else 'weights'} of sharded optimizer"
+        weights_s = listed.each_s(group.replication, "all_gather", every * size.item, 1, what)
+        if not layout.overlap_gather:
+            found = replace(found, after_s=found.after_s + weights_s)
+            continue
+        updated_s, updated_rest_s = (weights_s / every * part for part in (group.trained_layer, group.trained_rest))
+        found = replace(found, updated_s=found.updated_s + updated_s, updated_rest_s=found.updated_rest_s + updated_rest_s)
+    return found
 
 
 def _of_tensor_sums(found: Messages, listed: Listed, divided: Divided, stage: Stage) -> Messages:

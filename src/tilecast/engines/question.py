@@ -9,6 +9,7 @@ from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec
 from tilecast.learning.profiles import Profile
 from tilecast.workloads.aggregate import Price
+from tilecast.workloads.divided import sized
 from tilecast.workloads.fusion import compiled
 from tilecast.workloads.layout import Layout
 from tilecast.workloads.opgraph import OpGraph, load_graph, renamed
@@ -66,8 +67,7 @@ def graph_of(asked: Question, layout: Layout) -> OpGraph:
     if isinstance(model, OpGraph):
         graph = model
         if asked.batch is not None and (graph.batch is None or layout.micro_batch(asked.batch) != graph.batch):
-            has = f"{graph.batch} texts on each GPU and in each micro-batch" if graph.batch else "the sizes of its example inputs"
-            raise InvalidInput(f"batch = {asked.batch} does not fit {graph.name}: the graph was traced with {has}")
+            raise InvalidInput(f"batch = {asked.batch} does not fit {graph.name}: the graph was traced with {_batch_of(graph, layout)}")
         if asked.recompute and not graph.recompute:
             graph = renamed(graph, segments=recomputed(graph.segments, str(asked.recompute)), recompute=True)
     else:
@@ -83,6 +83,14 @@ def graph_of(asked: Question, layout: Layout) -> OpGraph:
     return graph
 
 
+def _batch_of(graph: OpGraph, layout: Layout) -> str:
+    """In words: that of the graph, and of all that run it."""
+    parts = layout.replicas * layout.micro_batches
+    if graph.batch is None:
+        return "the sizes of its example inputs, which show no batch; leave it out"
+    return f"{graph.batch} on each GPU and in each micro-batch, {graph.batch * parts} in all" if parts > 1 else str(graph.batch)
+
+
 def given_graph(model: Any) -> OpGraph | None:
     """The graph that `model` is, or the file it names holds."""
     if hasattr(model, "named_parameters"):
@@ -90,8 +98,8 @@ def given_graph(model: Any) -> OpGraph | None:
     if not isinstance(model, OpGraph | str | Path | Mapping):
         raise InvalidInput(f"model is a {type(model).__name__} and must be an id, a config, a file or a traced graph")
     if isinstance(model, OpGraph):
-        return model
-    return load_graph(str(model)) if isinstance(model, str | Path) and str(model).endswith(".graph.json") else None
+        return sized(model)
+    return sized(load_graph(str(model))) if isinstance(model, str | Path) and str(model).endswith(".graph.json") else None
 
 
 def agreed(graph: OpGraph, *, mode: str | None, seq: int | None, dtype: str | None, attention: str | None) -> tuple[str, str]:
@@ -103,7 +111,8 @@ def agreed(graph: OpGraph, *, mode: str | None, seq: int | None, dtype: str | No
     if dtype not in (None, *allowed):
         raise InvalidInput(f"dtype = {dtype!r} does not fit {graph.name}: it was traced in {own}; allowed: {', '.join(allowed)}")
     if seq not in (None, graph.seq):
-        raise InvalidInput(f"seq = {seq} does not fit {graph.name}: the graph was traced with {graph.seq or 'the sizes of its inputs'}")
+        has = graph.seq or "the sizes of its example inputs, which show no tokens; leave it out"
+        raise InvalidInput(f"seq = {seq} does not fit {graph.name}: the graph was traced with {has}")
     if attention is not None:
         raise InvalidInput(f"attention = {attention!r} does not fit {graph.name}: a traced graph has its attention already")
     return graph.mode, dtype or own

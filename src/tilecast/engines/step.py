@@ -11,11 +11,10 @@ from tilecast import hardware
 from tilecast.engines.distributed import MOST_SPANS, Exposed, Spread, parts_of, scaled, split, spread
 from tilecast.engines.eager import host_cost
 from tilecast.engines.interval import NOTHING
-from tilecast.engines.layout_bytes import memory_of, sizes_of
+from tilecast.engines.layout_bytes import memory_of, sizes_of, without
 from tilecast.engines.messages import Box
 from tilecast.engines.question import Question, agreed, as_run, given_graph, graph_of, inputs_of, refuse_master, size
 from tilecast.engines.step_parts import (
-    HOST,
     Keeps,
     Priced,
     Span,
@@ -24,10 +23,9 @@ from tilecast.engines.step_parts import (
     StepPrediction,
     breakdown,
     dispatches,
-    interval,
     priced,
 )
-from tilecast.engines.updates import keeps_of, optimizer_parts, passing_bytes, rule_of, updates_of
+from tilecast.engines.updates import gradients_added, keeps_of, optimizer_parts, passing_bytes, rule_of, updates_of
 from tilecast.errors import InvalidInput
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.kernels.collectives import node_of
@@ -259,17 +257,19 @@ def _together(
     kind = rule[0] if training else None
     keeps = keeps_of(asked, kind, rule[1])
     accumulates = training and (kind is None or layout.micro_batches > 1 or keeps.wide_gradients)
-    size = sizes_of(graph, parts, wide_weights=wide_weights, keeps=keeps)
+    size = sizes_of(divided, parts, layout, wide_weights=wide_weights, keeps=keeps)
     stage_reached = min(math.ceil(parts.number / layout.pp), parts.reached)
-    most = size.trained(stage_reached, True) / (layout.fsdp * (layout.dp if layout.zero else 1))
+    most = size.held(stage_reached, True, by_replicas=layout.zero > 0)
     key = *cut, accumulates and layout.fsdp
     if key not in kernels:
-        extra = updates_of(graph, None, keeps, accumulates=accumulates, shards=layout.fsdp)
-        kernels[key] = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, extra)
+        shards = ((without(graph.parameters, divided.experts), layout.fsdp), (divided.experts, layout.expert_fsdp)) if accumulates else ()
+        added = tuple(call for weights, ways in shards for call in gradients_added(weights, graph, keeps, ways))
+        kernels[key] = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, added)
     found = kernels[key]
     done = spread(found, divided, layout, box, size, draw=draw)
-    steps = optimizer_parts(asked, graph, keeps, kind, most, "fp32" if wide_weights else None)
-    optimizer_s = sum((time.median_s[0] for time in steps.times), 0.0) if steps else 0.0
+    steps = optimizer_parts(asked, found, keeps, kind, size.trained(stage_reached, True), most, "fp32" if wide_weights else None)
+    update = steps.phase("optimizer") if steps else NOTHING
+    optimizer_s = update.median
     total_s = done.compute_s + sum(done.exposed_s) + optimizer_s
     shares = {name: found.phase(name) for name in ("forward", "loss", "backward")}
     phases = split(done.compute_s, shares)
@@ -277,7 +277,6 @@ def _together(
     told = {name: scaled(done.message_s, seconds) for name, seconds in waits.items()}
     flop = _model_flop(divided.whole) * layout.micro_batches * layout.replicas
     peak = asked.gpu.matrix_rate(_peak_dtype(asked.dtype, asked.gpu)) * layout.num_gpus
-    update = interval(list(steps.times), 0.0) if steps else NOTHING
     lines = breakdown(steps, total_s, dict.fromkeys(steps.waits, 1.0)) if steps else ()
     return StepPrediction(
         graph=graph,
@@ -288,11 +287,11 @@ def _together(
         optimizer_s=update + told["optimizer"],
         communication_s=told["forward"] + told["backward"] + told["optimizer"],
         exposed_s=waits,
-        host_wait_s=sum(found.waits.values()) * layout.micro_batches / layout.pp,
+        host_wait_s=sum(found.waits.values()) * layout.micro_batches / layout.pp + (steps.waits["optimizer"] if steps else 0.0),
         mfu=flop / (total_s * peak),
         memory=memory_of(divided, layout, size, passing_bytes(graph, keeps, wide_weights), CONTEXT_BYTES, asked.gpu.dram_bytes),
         basis=weakest([found.basis, "analytic"] if done.collectives else [found.basis]),
-        breakdown=parts_of(found, done, tuple(part for part in lines if part.name != HOST), layout, total_s),
+        breakdown=parts_of(found, done, lines, layout, total_s),
         inputs=inputs_of(asked, layout, divided.whole) | {"node": box.node.id},
         notes=_notes(graph, hardware.foreign_note(box.node, asked.gpu), hardware.power_note(asked.gpu)),
         num_gpus=layout.num_gpus,

@@ -217,6 +217,7 @@ class Priced:
     times: tuple[CallTime, ...]
     places: Mapping[Node, tuple[int, ...]]  # a node's kernels among the calls
     waits: Mapping[str, float]
+    ends: Clocks  # where host and GPU stand behind it all
     _alone: list[float] = field(default_factory=list, repr=False, compare=False)
     _phases: dict[str, Interval] = field(default_factory=dict, repr=False, compare=False)
     _lines: list[StepPart] = field(default_factory=list, repr=False, compare=False)
@@ -272,31 +273,56 @@ def priced(graph: OpGraph, gpu: GpuSpec, price: Price, matrix_dtype: str | None 
     if not calls:
         raise InvalidInput(f"{graph.name} runs no kernel: its graph has views alone")
     timed = price_step(Step("prefill", tuple(calls)), gpu, price)
-    waits = _timeline(graph, places, timed.calls, extra)
-    return Priced(graph=graph, calls=tuple(calls), known=tuple(known), times=timed.calls, places=places, waits=waits)
+    waits, ends = _timeline(graph, places, timed.calls, extra)
+    return Priced(graph=graph, calls=tuple(calls), known=tuple(known), times=timed.calls, places=places, waits=waits, ends=ends)
+
+
+def priced_after(before: Priced, extra: tuple[KernelCall, ...], gpu: GpuSpec, price: Price) -> Priced:
+    """What follows a graph, launched by a host that may be ahead of the GPU."""
+    timed = price_step(Step("prefill", extra), gpu, price)
+    launch, kernel = _launched(extra, timed.calls)
+    waits, ends = _waits(launch, kernel, before.ends)
+    return Priced(graph=before.graph, calls=extra, known=(True,) * len(extra), times=timed.calls, places={}, waits=waits, ends=ends)
+
+
+OfPhases = dict[str, list[Floats]]
 
 
 def _timeline(
     graph: OpGraph, places: dict[Node, tuple[int, ...]], times: tuple[CallTime, ...], extra: tuple[KernelCall, ...]
-) -> dict[str, float]:
+) -> tuple[dict[str, float], Clocks]:
     """How long the GPU waits for the host in each phase, running through the whole step in order."""
     cost = host_cost()
     alone = [float(time.median_s[0]) / time.call.count for time in times]
-    launch: dict[str, list[Floats]] = {phase: [] for phase in PHASES}
-    kernel: dict[str, list[Floats]] = {phase: [] for phase in PHASES}
+    launch: OfPhases = {phase: [] for phase in PHASES}
+    kernel: OfPhases = {phase: [] for phase in PHASES}
     for segment in graph.segments:
         for phase in dict.fromkeys(node.phase for node in segment.nodes):
             nodes = [node for node in segment.nodes if node.phase == phase]
             launch[phase].append(np.tile([cost.op_s if places[node] else cost.view_s for node in nodes], segment.repeat))
             kernel[phase].append(np.tile([sum(alone[place] for place in places[node]) for node in nodes], segment.repeat))
-    first_extra = len(times) - len(extra)
-    for index, call in enumerate(extra):
+    more_launch, more_kernel = _launched(extra, times[len(times) - len(extra) :])
+    for phase in PHASES:
+        launch[phase] += more_launch[phase]
+        kernel[phase] += more_kernel[phase]
+    return _waits(launch, kernel, Clocks())
+
+
+def _launched(calls: tuple[KernelCall, ...], times: tuple[CallTime, ...]) -> tuple[OfPhases, OfPhases]:
+    """Seconds of the host and of the GPU for each dispatch of calls that no operator of a graph makes, by phase."""
+    cost = host_cost()
+    launch: OfPhases = {phase: [] for phase in PHASES}
+    kernel: OfPhases = {phase: [] for phase in PHASES}
+    for call, time in zip(calls, times, strict=True):
         number = dispatches(call)
-        seconds = float(times[first_extra + index].median_s[0])
         launch[call.phase].append(np.full(number, cost.op_s))
-        kernel[call.phase].append(np.full(number, seconds / number))
+        kernel[call.phase].append(np.full(number, float(time.median_s[0]) / number))
+    return launch, kernel
+
+
+def _waits(launch: OfPhases, kernel: OfPhases, now: Clocks) -> tuple[dict[str, float], Clocks]:
+    """How long the GPU waits for the host in each phase, and where both stand then."""
     waits: dict[str, float] = {}
-    now = Clocks()
     for phase in PHASES:
         launch_s = np.concatenate(launch[phase]) if launch[phase] else np.zeros(0)
         kernel_s = np.concatenate(kernel[phase]) if kernel[phase] else np.zeros(0)
@@ -304,7 +330,7 @@ def _timeline(
         wait_s = after.gpu_s - now.gpu_s - float(kernel_s.sum())
         waits[phase] = wait_s if wait_s > LEAST_WAIT_S else 0.0
         now = after
-    return waits
+    return waits, now
 
 
 def dispatches(call: KernelCall) -> int:

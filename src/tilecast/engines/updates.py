@@ -1,13 +1,12 @@
 """What follows a backward pass: gradients added to those that are there, and the optimizer."""
 
 from tilecast.engines.question import Question
-from tilecast.engines.step_parts import ENGINE, PHASES, Keeps, Priced
+from tilecast.engines.step_parts import ENGINE, Keeps, Priced, priced_after
 from tilecast.errors import InvalidInput
 from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.kernels.optimizer_update import IMPLEMENTATIONS, KINDS, OptimizerUpdate
-from tilecast.workloads.aggregate import price_step
-from tilecast.workloads.graph import KernelCall, Step
-from tilecast.workloads.opgraph import OpGraph
+from tilecast.workloads.graph import KernelCall
+from tilecast.workloads.opgraph import OpGraph, TensorShape
 
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}  # tensors an optimizer keeps beside each weight
 
@@ -43,37 +42,45 @@ def updates_of(
     keeps: Keeps,
     *,
     accumulates: bool,
-    shards: int = 1,
+    held: float | None = None,
     updated: float | None = None,
     dtype: str | None = None,
 ) -> tuple[KernelCall, ...]:
-    """What follows the backward pass: gradients added to those that are there, one of `shards`, and the optimizer, of `updated` weights."""
-    calls: list[KernelCall] = []
-    if accumulates:
-        looked_up = _looked_up(graph) if keeps.wide_gradients else {}
-        for tensor, number in graph.parameters:
-            # Products of weight gradients add to buffers of fp32 themselves, and hide it (Megatron's gradient_accumulation_fusion).
-            times = number if not keeps.wide_gradients or len(tensor.shape) < 2 else min(number, looked_up.get(tensor.shape, 0))
-            if not times:
-                continue
-            numel = max(1, tensor.numel // shards)
-            own, summed = max(1, tensor.nbytes // shards), numel * keeps.gradient_bytes(tensor.dtype)
-            kernel = MemoryPass(read_bytes=own + summed, written_bytes=summed, flop=numel)
-            calls.append(KernelCall("accumulate_grad", "backward", kernel, times, "cold", ENGINE))
+    """What follows the backward pass: gradients added to those that are there, and the optimizer.
+
+    It has the tensors of `held` weights, and of each its share of the `updated` ones.
+    """
+    calls = list(gradients_added(graph.parameters, graph, keeps)) if accumulates else []
     if kind is not None:
         formats: dict[str, tuple[int, int]] = {}
         for tensor, times in graph.parameters:
             numel, number = formats.get(dtype or tensor.dtype, (0, 0))
             formats[dtype or tensor.dtype] = numel + tensor.numel * times, number + times
+        here, share = (1.0 if part is None else part / max(1, graph.num_trained) for part in (held, updated))
         for name, (numel, number) in formats.items():
-            share = 1.0 if updated is None else updated / max(1, graph.num_trained)
             wide = keeps.has_master(name)
             update = OptimizerUpdate(
-                numel=max(1, round(numel * share)), num_tensors=number, kind=kind, implementation=keeps.how,
+                numel=max(1, round(numel * share)), num_tensors=max(1, round(number * here)), kind=kind, implementation=keeps.how,
                 dtype="fp32" if wide else name, weight_dtype=name if wide else None,
                 gradient_dtype="fp32" if wide and keeps.wide_gradients else None,
             )  # fmt: skip
             calls.append(KernelCall(f"{kind} {keeps.how}", "optimizer", update, 1, "cold", ENGINE))
+    return tuple(calls)
+
+
+def gradients_added(weights: tuple[tuple[TensorShape, int], ...], graph: OpGraph, keeps: Keeps, shards: int = 1) -> tuple[KernelCall, ...]:
+    """Of some weights of a graph, one of `shards`, to those that are there."""
+    calls = []
+    looked_up = _looked_up(graph) if keeps.wide_gradients else {}
+    for tensor, number in weights:
+        # Products of weight gradients add to buffers of fp32 themselves, and hide it (Megatron's gradient_accumulation_fusion).
+        times = number if not keeps.wide_gradients or len(tensor.shape) < 2 else min(number, looked_up.get(tensor.shape, 0))
+        if not times:
+            continue
+        numel = max(1, tensor.numel // shards)
+        own, summed = max(1, tensor.nbytes // shards), numel * keeps.gradient_bytes(tensor.dtype)
+        kernel = MemoryPass(read_bytes=own + summed, written_bytes=summed, flop=numel)
+        calls.append(KernelCall("accumulate_grad", "backward", kernel, times, "cold", ENGINE))
     return tuple(calls)
 
 
@@ -86,10 +93,9 @@ def _looked_up(graph: OpGraph) -> dict[tuple[int, ...], int]:
     return found
 
 
-def optimizer_parts(asked: Question, graph: OpGraph, keeps: Keeps, kind: str | None, updated: float, dtype: str | None) -> Priced | None:
-    calls = updates_of(graph, kind, keeps, accumulates=False, updated=updated, dtype=dtype)
-    if not calls:
-        return None
-    timed = price_step(Step("prefill", calls), asked.gpu, asked.price)
-    none = dict.fromkeys(PHASES, 0.0)
-    return Priced(graph=graph, calls=calls, known=(True,) * len(calls), times=timed.calls, places={}, waits=none)
+def optimizer_parts(
+    asked: Question, before: Priced, keeps: Keeps, kind: str | None, held: float, updated: float, dtype: str | None
+) -> Priced | None:  # fmt: skip
+    """The update, behind the passes `before` it, of the weights that a stage has (`held`), of which one GPU updates some."""
+    calls = updates_of(before.graph, kind, keeps, accumulates=False, held=held, updated=updated, dtype=dtype)
+    return priced_after(before, calls, asked.gpu, asked.price) if calls else None

@@ -1,9 +1,10 @@
 """What one GPU does of a graph that several share, and what it exchanges with the others meanwhile."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilecast.workloads.opgraph import OpGraph
+from tilecast.workloads.opgraph import Node, OpGraph, TensorShape, renamed
 
 PRODUCTS = ("aten.mm", "aten.addmm")
 
@@ -18,7 +19,12 @@ class Divided:
     reduced_bytes: int = 0
     exchanges: int = 0  # layers of experts
     exchanged_bytes: int = 0  # that one GPU sends to or takes back from the experts of such a layer
-    expert_numel: int = 0  # trained weights of the experts that one GPU holds
+    experts: tuple[tuple[TensorShape, int], ...] = ()  # trained weights of those that one GPU holds: tensors, and how many of each
+    frozen_experts: tuple[tuple[TensorShape, int], ...] = ()
+
+    @property
+    def expert_numel(self) -> int:
+        return sum(tensor.numel * times for tensor, times in self.experts)
 
 
 def undivided(graph: OpGraph) -> Divided:
@@ -26,13 +32,35 @@ def undivided(graph: OpGraph) -> Divided:
 
 
 def texts(graph: OpGraph) -> tuple[int, int]:
-    """Texts of a graph and tokens of each; where it was traced from a module, those of the largest lookup of words."""
-    looked_up = (
-        node.inputs[1].shape for segment in graph.segments for node in segment.nodes
-        if node.op == "aten.embedding" and node.phase == "forward" and len(node.inputs) > 1 and len(node.inputs[1].shape) == 2
-    )  # fmt: skip
-    batch, tokens = max(looked_up, key=math.prod, default=(1, 1))
+    """Texts of a graph and tokens of each; where it was traced from a module, those that are looked up."""
+    batch, tokens = _looked_up(graph) or (1, 1)
     return graph.batch or batch, graph.seq or tokens
+
+
+def sized(graph: OpGraph) -> OpGraph:
+    """With the sizes that it shows where it names none: of the texts that are looked up, or the number of images of a convolution."""
+    batch, tokens = _looked_up(graph) or (_num_images(graph), None)
+    return renamed(graph, batch=graph.batch or batch, seq=graph.seq or tokens)
+
+
+def _looked_up(graph: OpGraph) -> tuple[int, int] | None:
+    """The largest lookup in the widest tables: words, not positions, nor distances of tokens (a number for every head)."""
+    found = [
+        (node.inputs[0].shape[-1], math.prod(node.inputs[1].shape), node.inputs[1].shape) for node in _forward(graph, "aten.embedding")
+        if len(node.inputs) > 1 and len(node.inputs[1].shape) == 2
+    ]  # fmt: skip
+    if not found:
+        return None
+    batch, tokens = max(found)[2]
+    return batch, tokens
+
+
+def _num_images(graph: OpGraph) -> int | None:
+    return next((node.inputs[0].shape[0] for node in _forward(graph, "aten.convolution")), None)
+
+
+def _forward(graph: OpGraph, op: str) -> Iterator[Node]:
+    return (node for segment in graph.segments for node in segment.nodes if node.op == op and node.phase == "forward")
 
 
 def stream_bytes(graph: OpGraph, numel: int) -> int:

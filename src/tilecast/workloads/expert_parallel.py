@@ -96,6 +96,10 @@ def _spread_grouped(divided: Divided, experts: Grouped, ways: int) -> Divided:
     held, frozen = (
         tuple((experts.passed_on(tensor, ways), times) for tensor, times in every) for every in (graph.parameters, graph.frozen)
     )
+    trained, still = (
+        tuple((experts.passed_on(tensor, ways), times) for tensor, times in every if experts.holds(tensor.shape))
+        for every in (graph.parameters, graph.frozen)
+    )
     return replace(
         divided,
         graph=renamed(
@@ -103,7 +107,8 @@ def _spread_grouped(divided: Divided, experts: Grouped, ways: int) -> Divided:
             segments=tuple(Segment(segment.repeat, tuple(map(on_one, segment.nodes))) for segment in graph.segments),
         ),
         exchanges=experts.layers,
-        expert_numel=sum(tensor.numel * times for tensor, times in held if len(tensor.shape) == 3),
+        experts=trained,
+        frozen_experts=still,
         exchanged_bytes=stream_bytes(graph, experts.visits * experts.hidden),
     )  # fmt: skip
 
@@ -142,12 +147,17 @@ def _spread_looped(divided: Divided, ways: int) -> Divided:
             (tensor, max(1, times - moved * times // every[tensor]) if tensor in every else times) for tensor, times in held
         )  # fmt: skip
 
-    trained = sum(tensor.numel * times / every[tensor] for tensor, times in graph.parameters if tensor in every)
+    def own(held: tuple[tuple[TensorShape, int], ...]) -> tuple[tuple[TensorShape, int], ...]:
+        """Those of them that are experts: other layers may have weights of the same shape."""
+        here = layers_of_experts * number // ways
+        return tuple((tensor, round(here * times / every[tensor])) for tensor, times in held if tensor in every)
+
     return replace(
         divided,
         graph=renamed(graph, segments=folded(nodes), parameters=left(graph.parameters), frozen=left(graph.frozen)),
         exchanges=layers_of_experts,
-        expert_numel=round(trained * layers_of_experts * number / ways),
+        experts=own(graph.parameters),
+        frozen_experts=own(graph.frozen),
         exchanged_bytes=room * number * token_bytes,
     )
 

@@ -3,6 +3,7 @@
 Ranks are counted as Megatron does: tensor-parallel neighbours first, then shards, then replicas, pipeline stages last.
 """
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -53,6 +54,16 @@ class Layout:
         return self.dp * self.fsdp
 
     @property
+    def expert_fsdp(self) -> int:
+        """Ranks that shard an expert: those of `fsdp` that hold the same one."""
+        return self.fsdp // math.gcd(self.fsdp, self.ep)
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of an expert, or of its shards."""
+        return self.replicas // self.ep // self.expert_fsdp
+
+    @property
     def num_gpus(self) -> int:
         return self.replicas * self.tp * self.pp
 
@@ -99,9 +110,14 @@ class Members:
 
 
 def members(layout: Layout, group: str, gpus_per_node: int) -> Members:
-    """The group of one rank: tp, fsdp, dp, pp, or `replicas` (fsdp and dp together); ep ranks lie next to one another in it."""
+    """The group of one rank: tp, fsdp, dp, pp, or `replicas` (fsdp and dp together); ep ranks lie next to one another in it.
+
+    `expert_fsdp` and `expert_dp`: those of them that hold the same experts, every `ep`-th.
+    """
     sizes = {"tp": layout.tp, "fsdp": layout.fsdp, "dp": layout.dp, "pp": layout.pp, "replicas": layout.replicas, "ep": layout.ep}
     strides = {"tp": 1, "fsdp": layout.tp, "replicas": layout.tp, "ep": layout.tp, "dp": layout.tp * layout.fsdp}
     strides["pp"] = layout.tp * layout.replicas
+    sizes |= {"expert_fsdp": layout.expert_fsdp, "expert_dp": layout.expert_dp}
+    strides |= {"expert_fsdp": layout.tp * layout.ep, "expert_dp": layout.tp * layout.ep * layout.expert_fsdp}
     room = max(1, gpus_per_node // strides[group])
     return Members(sizes[group], max(ways for ways in range(1, min(room, sizes[group]) + 1) if sizes[group] % ways == 0))

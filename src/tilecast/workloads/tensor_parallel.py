@@ -44,7 +44,10 @@ def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = Fa
                 nodes.append(maps.other(node))
         segments.append(Segment(segment.repeat, tuple(nodes)))
         sums_of.append(sums)
-    parameters, frozen = (tuple((maps.tensor(tensor), times) for tensor, times in held) for held in (graph.parameters, graph.frozen))
+    parameters, frozen, experts, frozen_experts = (
+        tuple((maps.tensor(tensor), times) for tensor, times in held)
+        for held in (graph.parameters, graph.frozen, divided.experts, divided.frozen_experts)
+    )
     made = renamed(graph, segments=tuple(segments), parameters=parameters, frozen=frozen)
     parts = layers(graph)
     told = [
@@ -54,7 +57,7 @@ def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = Fa
     return replace(
         divided, graph=made, sums=(told[0], told[1]), reduced_bytes=stream_bytes(graph, body.batch * body.tokens * body.hidden),
         exchanged_bytes=divided.exchanged_bytes // ways,  # each GPU of the group passes its part on
-        expert_numel=divided.expert_numel // ways,
+        experts=experts, frozen_experts=frozen_experts,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from tilecast.workloads.tracing.fx_graph import nodes_of, shape_of, tensors_in
 from tilecast.workloads.tracing.layers import lengthened, shortened
 from tilecast.workloads.tracing.patches import counted_checkpoints, traced_as_run
 from tilecast.workloads.tracing.refusals import explained, refuse_unknown_sizes
-from tilecast.workloads.tracing.wrapped import autocast_to, faked, weightless, wrapped
+from tilecast.workloads.tracing.wrapped import autocast_to, faked, uncopied, weightless, wrapped
 
 CHECKPOINTED = "the module checkpoints its activations itself: each of its equal layers is taken to run forward again"
 UNCHECKPOINTED = "the module checkpoints its activations itself, but has no equal layers: what runs forward again is left out"
@@ -39,12 +39,11 @@ def captured(
     known = next((tensor.fake_mode for tensor in (*module.parameters(), *module.buffers()) if isinstance(tensor, FakeTensor)), None)
     fakes = known or fakes
     with traced_as_run(), fakes:
-        model = weightless(module)
+        model, asked = _copied(module, inputs, name)
         model.train(training)
         weights = {id(tensor): (shape_of(tensor), tensor.requires_grad or not training) for tensor in model.parameters()}
         buffers_bytes = sum(shape_of(tensor).nbytes for tensor in model.buffers())
         layers, num_lists = shortened(model) if fold else (0, 0)
-        asked = tuple(faked(value) for value in inputs)
         whole = wrapped(model, names, training, loss)
         checkpoints: list[str] = []
         try:
@@ -93,6 +92,14 @@ def captured(
         notes=notes,
         torch_version=torch.__version__.partition("+")[0],
     )
+
+
+def _copied(module: nn.Module, inputs: tuple[Any, ...], name: str) -> tuple[nn.Module, tuple[Any, ...]]:
+    """Module and inputs without their values."""
+    try:
+        return weightless(module), tuple(faked(value) for value in inputs)
+    except Exception as problem:
+        raise explained(problem, name, uncopied(module)) from None
 
 
 def _without_cpu_dropout(exported: nn.Module) -> None:

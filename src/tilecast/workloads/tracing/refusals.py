@@ -17,7 +17,12 @@ HINTS = {
     "no fake impl": "register one, which says the shapes of its results: @torch.library.register_fake",
     "positional arguments": "example_inputs must be the arguments of forward: a tuple of them, or a mapping by name",
     "required positional": "example_inputs must be the arguments of forward: a tuple of them, or a mapping by name",
+    "quantized": "trace the module as it was before it was quantised",
+    "uninitialized parameter": "call it once with its inputs, which gives its lazy layers their sizes",
+    "not an instance of torch.nn.parameter": "trace the module itself, not what torch.jit made of it",
+    "graph leaves": "compute such a tensor in forward, or with torch.nn.utils.parametrizations",
 }
+UNCOPIED = "take it out of the module before tracing, or give its class a __deepcopy__"  # locks, generators, open files
 
 
 def refuse_unknown_sizes(graph: torch.fx.Graph, name: str) -> None:
@@ -34,7 +39,8 @@ def refuse_unknown_sizes(graph: torch.fx.Graph, name: str) -> None:
                 )
 
 
-def explained(problem: Exception, name: str) -> InvalidInput:
+def explained(problem: Exception, name: str, held: str | None = None) -> InvalidInput:
+    """`held`: what of the module itself is in the way."""
     frames = [frame for frame in traceback.extract_tb(problem.__traceback__) if _is_own(frame.filename)]
     where = f" at {frames[-1].filename}:{frames[-1].lineno} ({frames[-1].line})" if frames else ""
     text = " ".join(str(problem).split())
@@ -42,7 +48,8 @@ def explained(problem: Exception, name: str) -> InvalidInput:
     is_dependent = "data-dependent" in text.lower() or "DataDependent" in kind or "unbacked" in text.lower()
     hint = HINTS["data-dependent"] if is_dependent else next((value for key, value in HINTS.items() if key in text.lower()), "")
     why = text.split(". ")[0][:240].rstrip(".")
-    return InvalidInput(f"{name} cannot be traced{where}: {kind}: {why}{'; ' + hint if hint else ''}")
+    hint = hint or (UNCOPIED if held else "")
+    return InvalidInput(f"{name} cannot be traced{where}: {held + ': ' if held else ''}{kind}: {why}{'; ' + hint if hint else ''}")
 
 
 def _is_own(file: str) -> bool:

@@ -61,12 +61,35 @@ def autocast_to(name: str | None) -> torch.autocast:
 
 def weightless(module: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers are fake, on the CPU; tensors that were shared stay shared."""
+    made: nn.Module = copy.deepcopy(module, _fakes(module))
+    return made
+
+
+def uncopied(module: nn.Module) -> str | None:
+    """What keeps a module from being copied: a tensor or another attribute of one of its parts."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        try:
+            faked(tensor.detach())
+        except Exception:
+            return f"its tensor {name} cannot be copied"
+    memo = _fakes(module)
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            try:
+                if name not in ("_parameters", "_buffers", "_modules"):
+                    copy.deepcopy(value, memo)
+            except Exception:
+                return f"its attribute {path}{'.' if path else ''}{name}, a {type(value).__name__}, cannot be copied"
+    return None
+
+
+def _fakes(module: nn.Module) -> dict[int, Any]:
+    """What a copy has in place of each parameter and buffer."""
     memo: dict[int, Any] = {}
     for tensor in (*module.parameters(), *module.buffers()):
         fake = faked(tensor.detach())
         memo[id(tensor)] = nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
-    made: nn.Module = copy.deepcopy(module, memo)
-    return made
+    return memo
 
 
 def faked(value: Any) -> Any:
