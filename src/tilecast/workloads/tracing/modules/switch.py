@@ -9,7 +9,9 @@ from torch.nn import functional as F
 
 from tilecast.errors import InvalidInput
 from tilecast.workloads.architectures.base import size
-from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Family, RootMeanSquareNorm, activation, dropout, fused_attention
+from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Body, RootMeanSquareNorm, activation, dropout, fused_attention
+from tilecast.workloads.tracing.modules.family import Family
+from tilecast.workloads.tracing.modules.heads import NO_HEAD, Head, TiedLanguageHead
 
 EPS = 1e-6
 
@@ -148,24 +150,29 @@ class Stack(nn.Module):
         return self.dropout(self.norm(x))
 
 
-class Switch(nn.Module):
+class Switch(Body):
     def __init__(self, config: Mapping[str, Any], asked: Asked) -> None:
         super().__init__()
         hidden, vocab, layers = size(config, "d_model"), size(config, "vocab_size"), size(config, "num_layers")
         self.words = nn.Embedding(vocab, hidden)
         self.encoder = Stack(config, asked, layers, size(config, "encoder_sparse_step", 2), False)
         self.decoder = Stack(config, asked, size(config, "num_decoder_layers", layers), size(config, "decoder_sparse_step", 2), True)
-        self.head = nn.Linear(hidden, vocab, bias=False)
-        self.head.weight = self.words.weight
-        self.scale = hidden**-0.5
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         memory = self.encoder(self.words(source))
-        return self.head(self.decoder(self.words(target), memory) * self.scale)
+        return self.decoder(self.words(target), memory)
+
+
+class ScaledLanguageHead(TiedLanguageHead):
+    """T5's: hidden states are made smaller before the table of words."""
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return super().forward(x * self.out.in_features**-0.5, tokens)
 
 
 def both_texts(asked: Asked) -> tuple[Tensor, ...]:
     return tuple(torch.zeros(asked.batch, asked.seq, dtype=torch.int64) for _ in range(2))
 
 
-FAMILY = Family(names=("SwitchTransformersForConditionalGeneration",), build=Switch, inputs=both_texts)
+HEADS = {"ForConditionalGeneration": Head(build=ScaledLanguageHead), "Model": NO_HEAD}
+FAMILIES = (Family(prefixes=("SwitchTransformers",), heads=HEADS, body=Switch, inputs=both_texts),)
