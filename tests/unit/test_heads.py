@@ -94,6 +94,8 @@ def test_an_encoders_head_follows_its_class_name(name, weights, products):
     assert flop(graph) == 2 * 2 * (32 * (4 * 64 * 64 + 2 * 64 * 128) + 2 * 2 * 16 * 16 * 64) + 2 * 64 * products
 
 
+T5: dict[str, Any] = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_heads": 12, "num_layers": 12, "vocab_size": 32128}
+FLAN_T5 = {**T5, "d_ff": 2048, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 BASE = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_layers": 12}
 DISTILLED = {"dim": 768, "n_heads": 12, "hidden_dim": 3072, "n_layers": 6, "max_position_embeddings": 512, "vocab_size": 30522}
 
@@ -105,9 +107,11 @@ DISTILLED = {"dim": 768, "n_heads": 12, "hidden_dim": 3072, "n_layers": 6, "max_
         ("RobertaForMaskedLM", {**BASE, "vocab_size": 50265, "max_position_embeddings": 514}, 124_697_433),
         ("XLMRobertaForMaskedLM", {**BASE, "vocab_size": 250002, "max_position_embeddings": 514}, 278_295_186),
         ("DistilBertForMaskedLM", DISTILLED, 66_985_530),
+        ("T5ForConditionalGeneration", T5, 222_903_552),
+        ("T5ForConditionalGeneration", FLAN_T5, 247_577_856),
     ],
 )
-def test_encoders_have_the_weights_that_hugging_face_counts(name, config, published):
+def test_families_of_encoders_have_the_weights_that_hugging_face_counts(name, config, published):
     with torch.device("meta"):
         module = networks()[name].build(config, Asked(mode="inference", attention="eager", batch=1, seq=16))
     assert sum(weight.numel() for weight in module.parameters()) == published
@@ -171,6 +175,27 @@ def test_roberta_has_as_many_positions_as_come_behind_its_padding():
     traced("RobertaForMaskedLM", {**ENCODER, "max_position_embeddings": 18})
     with pytest.raises(InvalidInput, match="seq = 16 is beyond its positions: max_position_embeddings = 17 less 2"):
         traced("RobertaForMaskedLM", {**ENCODER, "max_position_embeddings": 17})
+
+
+SMALL_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "num_layers": 6, "vocab_size": 100}
+GATED_T5 = {**SMALL_T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(("config", "matrices"), [(SMALL_T5, 2), (GATED_T5, 3)])
+def test_t5_reads_one_text_and_writes_another_of_the_same_length(config, matrices):
+    # Per token and layer: 4 matrices of 64 x 64 in each attention, 2 or 3 of 64 x 128; attention over 2 texts, 16 x 16 pairs, 64 wide.
+    attention, mlp = 32 * 4 * 64 * 64 + 2 * 2 * 16 * 16 * 64, 32 * matrices * 64 * 128
+    encoder, decoder = 2 * 6 * (attention + mlp), 2 * 6 * (2 * attention + mlp)
+    assert flop(traced("T5EncoderModel", config)) == encoder
+    assert flop(traced("T5Model", config)) == encoder + decoder
+    graph = traced("T5ForConditionalGeneration", config, "training")
+    assert flop(graph) == 3 * (encoder + decoder + 2 * 32 * 64 * 100)
+    assert HEADLESS not in graph.notes and HEADLESS in traced("T5EncoderModel", config, "training").notes
+
+
+def test_t5_with_an_activation_nobody_knows_is_refused_by_name():
+    with pytest.raises(InvalidInput, match="it: feed_forward_proj = 'odd' must be one of gelu"):
+        traced("T5Model", {**SMALL_T5, "feed_forward_proj": "gated-odd"})
 
 
 def test_an_unknown_head_of_a_known_family_names_those_it_has():
