@@ -167,13 +167,16 @@ def inductors(model: str, monkeypatch, mode: str = "inference", attention: str =
     from torch._inductor.graph import GraphLowering
 
     from tilecast.workloads.tracing.bundled import traced_model
-    from tilecast.workloads.tracing.modules.base import Asked, families
+    from tilecast.workloads.tracing.modules.base import Asked
+    from tilecast.workloads.tracing.modules.family import networks
 
     id, facts = resolved(model)
     small = {"num_hidden_layers": 1, "n_layer": 1, "hidden_size": 128, "n_embd": 128, "num_attention_heads": 4, "n_head": 4,
              "intermediate_size": 512, "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
     config = dict(facts) | {name: value for name, value in small.items() if name in facts}
-    family = next(families()[name] for name in config["architectures"] if name in families())
+    other = config.pop("architectures_in_inference", None)
+    config["architectures"] = other if other and mode == "inference" else config["architectures"]
+    family = next(networks()[name] for name in config["architectures"] if name in networks())
     asked = Asked(mode=mode, attention=attention, batch=2, seq=64)
     seen: list[str] = []
 

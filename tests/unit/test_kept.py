@@ -40,9 +40,10 @@ def partitioned_bytes(config, attention: str, number: int) -> int:
     from functorch.compile import aot_module, make_boxed_func, min_cut_rematerialization_partition
     from torch._inductor.decomposition import select_decomp_table
 
-    from tilecast.workloads.tracing.modules.base import Asked, families
+    from tilecast.workloads.tracing.modules.base import Asked
+    from tilecast.workloads.tracing.modules.family import networks
 
-    family = families()[config["architectures"][0]]
+    family = networks()[config["architectures"][0]]
     asked = Asked(mode="training", attention=attention, batch=BATCH, seq=SEQ)
     module = family.build(with_layers(config, number), asked).to(torch.bfloat16).train()
     for name, weight in module.named_parameters(remove_duplicate=False):  # tied ones are told apart: aot_module takes each once

@@ -16,8 +16,8 @@ from tilecast.workloads.model import config_table, model_config, model_ids  # no
 from tilecast.workloads.step_models import DTYPES, facts, model_graph, resolved  # noqa: E402
 from tilecast.workloads.tensor_parallel import tensor_parallel  # noqa: E402
 from tilecast.workloads.tracing.bundled import FORMATS, traced_model  # noqa: E402
-from tilecast.workloads.tracing.losses import FusedTokenLoss, TokenLoss  # noqa: E402
-from tilecast.workloads.tracing.modules.base import Asked, families  # noqa: E402
+from tilecast.workloads.tracing.modules.base import Asked  # noqa: E402
+from tilecast.workloads.tracing.modules.family import networks  # noqa: E402
 from tilecast.workloads.tracing.wrapped import weightless  # noqa: E402
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers")
@@ -42,7 +42,7 @@ CONFIGS["DeepseekV3ForCausalLM"]["first_k_dense_replace"] = 1  # of its two laye
 
 def runs(config, mode, dtype, attention, seq=256):
     """A step with tensors that hold nothing, as it is traced: a product of two formats fails here as it does on a GPU."""
-    family = families()[config["architectures"][0]]
+    family = networks()[config["architectures"][0]]
     asked = Asked(mode=mode, attention=attention, batch=2, seq=seq)
     training = mode == "training"
     with torch.device("meta"):
@@ -52,7 +52,7 @@ def runs(config, mode, dtype, attention, seq=256):
         module = weightless(module).train(training)
         outputs = module(*family.inputs(asked))
         if training:
-            (FusedTokenLoss() if family.fused_loss else TokenLoss())(outputs).backward()
+            family.loss()(outputs).backward()
             assert attention != "eager" or all(weight.grad is not None for weight in module.parameters())
     return (outputs if isinstance(outputs, tuple) else (outputs,))[0]
 
@@ -64,9 +64,7 @@ def test_tf32_is_fp32_to_a_module():
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "tf32"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_family_runs_in_every_format(name, dtype):
-    # Training runs the forward pass of inference, but for BERT's, which has heads of its own.
-    apart = [("inference", "eager")] if name.startswith("Bert") else []
-    for mode, attention in (("training", "eager"), *apart, ("training", "sdpa")):
+    for mode, attention in (("training", "eager"), ("training", "sdpa")):  # which run the forward pass of inference
         logits = runs(CONFIGS[name], mode, dtype, attention)
         assert logits.dtype == (torch.bfloat16 if dtype == "amp" else FORMATS[dtype]), (mode, attention)
 
@@ -97,17 +95,17 @@ def flop_of(name, mode="inference", attention="eager"):
     return flop(traced(CONFIGS[name], mode, attention))
 
 
-@pytest.mark.parametrize("name", sorted(set(BUNDLED) & set(families()) - {"BertLMHeadModel"}))
+@pytest.mark.parametrize("name", sorted(set(BUNDLED) & set(networks()) - {"BertLMHeadModel"}))
 def test_a_module_has_the_weights_of_its_config(name):
     config = config_table(BUNDLED[name])
     with torch.device("meta"):
-        module = families()[name].build(config, Asked(mode="inference", attention="eager", batch=1, seq=2048))
+        module = networks()[name].build(config, Asked(mode="inference", attention="eager", batch=1, seq=2048))
     chooses_by = sum(buffer.numel() for path, buffer in module.named_buffers() if path.endswith("correction"))
     assert sum(weight.numel() for weight in module.parameters()) + chooses_by == model_config(BUNDLED[name]).num_parameters
 
 
 def test_every_bundled_model_that_is_known_has_a_module():
-    assert all(any(name in families() for name in config_table(id)["architectures"]) for id in model_ids())
+    assert all(any(name in networks() for name in config_table(id)["architectures"]) for id in model_ids())
 
 
 @pytest.mark.parametrize(
@@ -130,7 +128,7 @@ def test_model_flop_do_not_depend_on_the_kind_of_attention(name):
     # Each product of the forward pass has two gradients; a fused kernel works the scores out once more, which is recomputation.
     eager, sdpa = (flop_of(name, "training", attention) for attention in ("eager", "sdpa"))
     assert sdpa == eager
-    if name != "BertForPreTraining":  # whose heads differ
+    if name != "BertForPreTraining":  # our BERT-Large has another head in inference
         assert eager == 3 * flop_of(name)
 
 

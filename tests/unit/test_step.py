@@ -487,3 +487,21 @@ def test_another_gpus_box_is_used_with_a_note_and_an_unknown_one_is_refused(tile
 def test_an_unknown_box_is_refused_for_one_gpu_too():
     with pytest.raises(UnknownName, match="nosuch"):
         predict_step("GPT2-Large", "h100-sxm", batch=8, seq=128, node="nosuch")
+
+
+# ---- MPT's flash attention ---------------------------------------------------------------------------------------
+
+
+def mpt_times(gpu, attention):
+    found = predict_step("mosaicml/mpt-1b", gpu, mode="training", batch=4, seq=512, dtype="bf16", attention=attention)
+    return [time.median for time in (found.forward_s, found.backward_s, found.step_s)]
+
+
+@pytest.mark.parametrize("gpu", ["l40s", "h100-sxm", "b200", "rtx-5090", "mi300x"])
+def test_mpts_flash_attention_is_pytorchs_on_gpus_that_its_trainer_never_saw(gpu):
+    assert mpt_times(gpu, "flash") == mpt_times(gpu, None) == mpt_times(gpu, "sdpa")
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm-80gb", "a40", "rtx-3090"])
+def test_mpts_flash_attention_is_its_trainers_up_to_ampere(gpu):
+    assert mpt_times(gpu, "flash") == mpt_times(gpu, None) != mpt_times(gpu, "sdpa")

@@ -658,7 +658,7 @@ SMALL = {
 }  # fmt: skip
 
 
-# A training step begins with the forward pass; BERT alone has another head in inference.
+# A training step begins with the forward pass.
 TRACED = [*((name, "training") for name in SMALL), ("BertForSequenceClassification", "inference")]
 
 

@@ -76,7 +76,7 @@ def graph_of(asked: Question, layout: Layout) -> OpGraph:
         shards_cast = asked.dtype == "amp" and layout.fsdp > 1  # weights are cast when they are gathered: layers compute in bf16
         graph = model_graph(
             model, mode=asked.mode, batch=layout.micro_batch(asked.batch), seq=asked.seq, dtype="bf16" if shards_cast else asked.dtype,
-            attention=asked.attention, recompute=asked.recompute,
+            attention=asked.attention, recompute=asked.recompute, arch=asked.gpu.arch,
         )  # fmt: skip
     if layout.micro_batches > 1 and graph.mode != "training" and layout.pp == 1:
         raise InvalidInput("micro_batches is for training: an inference pass has one")

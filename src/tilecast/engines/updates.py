@@ -6,7 +6,7 @@ from tilecast.errors import InvalidInput
 from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.kernels.optimizer_update import IMPLEMENTATIONS, KINDS, OptimizerUpdate
 from tilecast.workloads.graph import KernelCall
-from tilecast.workloads.opgraph import OpGraph, TensorShape
+from tilecast.workloads.opgraph import HALF_OF, OpGraph, TensorShape
 
 STATES = {"sgd": 0, "adam": 2, "adamw": 2}  # tensors an optimizer keeps beside each weight
 
@@ -54,8 +54,9 @@ def updates_of(
     if kind is not None:
         formats: dict[str, tuple[int, int]] = {}
         for tensor, times in graph.parameters:
-            numel, number = formats.get(dtype or tensor.dtype, (0, 0))
-            formats[dtype or tensor.dtype] = numel + tensor.numel * times, number + times
+            name = dtype or HALF_OF.get(tensor.dtype, tensor.dtype)  # optimizers see complex numbers as two real ones
+            numel, number = formats.get(name, (0, 0))
+            formats[name] = numel + tensor.numel * (2 if tensor.dtype in HALF_OF else 1) * times, number + times
         here, share = (1.0 if part is None else part / max(1, graph.num_trained) for part in (held, updated))
         for name, (numel, number) in formats.items():
             wide = keeps.has_master(name)

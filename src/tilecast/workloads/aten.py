@@ -22,7 +22,7 @@ from tilecast.kernels.memory_pass import MemoryPass
 from tilecast.kernels.rms_norm import RmsNorm
 from tilecast.kernels.softmax import Softmax
 from tilecast.kernels.softmax_backward import SoftmaxBackward
-from tilecast.workloads.opgraph import Node, TensorShape
+from tilecast.workloads.opgraph import HALF_OF, Node, TensorShape
 
 FLOATS = ("fp16", "bf16", "fp32", "fp64")
 # FLOP and special-function operations on one element of the result; a copy has neither.
@@ -48,6 +48,7 @@ POINTWISE: dict[str, tuple[float, float]] = {
     "softplus": (6.0, 2.0), "softplus_backward": (6.0, 2.0), "log_sigmoid_forward": (6.0, 2.0), "elu": (4.0, 1.0), "log1p": (4.0, 1.0),
     "expm1": (4.0, 1.0), "mish": (12.0, 3.0), "upsample_bilinear2d": (8.0, 0.0), "upsample_bilinear2d_backward": (8.0, 0.0),
     "avg_pool2d_backward": (1.0, 0.0), "_adaptive_avg_pool2d_backward": (1.0, 0.0), "max_pool2d_with_indices_backward": (1.0, 0.0),
+    "polar": (16.0, 2.0), "complex": (0.0, 0.0), "conj_physical": (1.0, 0.0), "angle": (16.0, 1.0), "sgn": (10.0, 1.0),
     "erf": (25.0, 1.0), "native_dropout": (12.0, 0.0), "addcdiv": (10.0, 1.0),
 }  # fmt: skip
 REDUCTIONS = (
@@ -115,7 +116,8 @@ def launches(node: Node, matrix_dtype: str | None = None) -> tuple[Launch, ...]:
 def matrix_flop(node: Node) -> float:
     """FLOP of the matrix products in a node, as torch.utils.flop_counter counts them: a causal mask spares nothing.
 
-    But for one: scores that fused attention works out again in its backward pass are recomputation, and left out.
+    But for two: scores that fused attention works out again in its backward pass are recomputation, and left out; a product of complex
+    numbers is four real ones.
     """
     total = 0.0
     for launch in launches(node):
@@ -147,9 +149,10 @@ def _pass(node: Node, flop: float, special: float, *, elements: int | None = Non
 
 
 def _format(tensor: TensorShape, matrix_dtype: str | None) -> str:
-    if tensor.dtype not in FLOATS:
+    name = HALF_OF.get(tensor.dtype, tensor.dtype)
+    if name not in FLOATS:
         return "fp32"  # whole numbers are multiplied by the same units
-    return matrix_dtype if matrix_dtype is not None and tensor.dtype == "fp32" else tensor.dtype
+    return matrix_dtype if matrix_dtype is not None and name == "fp32" else name
 
 
 def _product(left: TensorShape, right: TensorShape, matrix_dtype: str | None, bias: bool) -> tuple[Any, ...]:
@@ -157,6 +160,8 @@ def _product(left: TensorShape, right: TensorShape, matrix_dtype: str | None, bi
     n = right.shape[-1]
     if right.shape[-2] != k:
         raise InvalidInput(f"a product of {left.shape} and {right.shape} is none: the inner sizes differ")
+    if left.dtype in HALF_OF:  # four real products
+        n, k = 2 * n, 2 * k
     return (Gemm(m=m, n=n, k=k, batch=math.prod(batches), bias=bias, dtype=_format(left, matrix_dtype)),)
 
 

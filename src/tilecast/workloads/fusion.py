@@ -17,7 +17,7 @@ from functools import lru_cache
 
 from tilecast.workloads.aten import POINTWISE, REDUCTIONS
 from tilecast.workloads.kept import lean
-from tilecast.workloads.opgraph import Node, OpGraph, TensorShape, folded, renamed
+from tilecast.workloads.opgraph import HALF_OF, Node, OpGraph, TensorShape, folded, renamed
 
 NORMS = {  # over rows: FLOP and special-function operations on an element
     "native_layer_norm": (8.0, 0.0), "_softmax": (6.0, 1.0), "_safe_softmax": (6.0, 1.0), "_log_softmax": (6.0, 1.0),
@@ -50,7 +50,10 @@ def over_columns(node: Node) -> bool:
 
 
 def is_fusible(node: Node) -> bool:
+    """Inductor generates no code for complex numbers: such operators run as in eager mode."""
     name = name_of(node)
+    if any(tensor.dtype in HALF_OF for tensor in (*node.inputs, *node.outputs)):
+        return False
     return name in POINTWISE or name in NORMS or name in REDUCTIONS or name in GIVEN_NORMS
 
 

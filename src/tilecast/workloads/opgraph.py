@@ -20,7 +20,9 @@ SCHEMA = "tilecast.opgraph/1"
 PHASES = ("forward", "loss", "backward")
 ITEM_BYTES = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "fp8": 1, "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8,
+    "complex32": 4, "complex64": 8, "complex128": 16,
 }  # fmt: skip
+HALF_OF = {"complex32": "fp16", "complex64": "fp32", "complex128": "fp64"}  # a complex number is two of these
 LARGEST = 1 << 53
 FLOATS = ("fp16", "bf16", "fp32")
 MODES = ("inference", "training")

@@ -29,6 +29,7 @@ MODES = ("inference", "training")
 ATTENTION = ("eager", "sdpa", "flash")
 LARGEST = 1 << 40
 ENOUGH_TRACES = 2  # of different batches
+TRITON_1_RAN_ON = ("pascal", "volta", "turing", "ampere")  # GPUs that MPT's trainer knew; on later ones and AMD's nobody runs it
 SHORTEST_SAVED = 64  # tokens: below, sizes such as an expert's room no longer follow one rule
 
 
@@ -70,8 +71,12 @@ def model_graph(
     dtype: str,
     attention: str | None = None,
     recompute: bool | str = False,
+    arch: str = TRITON_1_RAN_ON[-1],
 ) -> OpGraph:
-    """The operators of `batch` texts of `seq` tokens; `attention` is eager unless the family is made for flash kernels."""
+    """The operators of `batch` texts of `seq` tokens; `attention` is eager unless the family is made for flash kernels.
+
+    `arch` is the GPU's: it says which flash kernel MPT has.
+    """
     for name, value, allowed in (("mode", mode, MODES), ("dtype", dtype, DTYPES), ("attention", attention, (None, *ATTENTION))):
         if value not in allowed:
             raise InvalidInput(f"{name} = {value!r} must be one of {', '.join(str(each) for each in allowed if each)}")
@@ -90,7 +95,7 @@ def model_graph(
     saved = saved_graph(id, mode, batch, seq, dtype, chosen)
     if saved is None:
         saved = _traced(id, json.dumps(dict(config), sort_keys=True), mode, batch, seq, dtype, chosen)
-    if is_mpt and chosen == "flash":
+    if is_mpt and chosen == "flash" and arch in TRITON_1_RAN_ON:
         saved = _with_its_flash(saved)
     if recompute:
         what = recompute if isinstance(recompute, str) else "full"
@@ -100,7 +105,7 @@ def model_graph(
 
 
 def _with_its_flash(graph: OpGraph) -> OpGraph:
-    """MPT's trainer ran FlashAttention as it is written in Triton (its `attn_impl: triton`); `sdpa` asks for PyTorch's own kernels."""
+    """MPT's trainer ran FlashAttention as it is written in Triton (its `attn_impl: triton`); `sdpa`, and any later GPU, has PyTorch's."""
 
     def marked(node: Node) -> Node:
         return replace(node, options=(*node.options, TRITON_1)) if "scaled_dot_product" in node.op else node

@@ -102,7 +102,8 @@ def anatomy(graph: OpGraph) -> Anatomy:
         raise InvalidInput(f"tp needs a model with an embedding and attention heads, and {graph.name} shows none")
     hidden = max(tables)[-1]
     matrices = {tensor.shape for tensor, _ in graph.weights if len(tensor.shape) == 2}
-    multiplied = {node.operands[-1].shape for node in forward if node.op in PRODUCTS}  # a table of positions is none
+    multiplied = {node.operands[-1].shape for node in forward if node.op in PRODUCTS}
+    multiplied.add(max(tables))  # of words: divided with or without a head that multiplies by it; a table of positions is not
     weights = frozenset(shape for shape in matrices if shape in multiplied or shape[::-1] in multiplied)
     widths = {other for shape in weights for one, other in (shape, shape[::-1]) if one == hidden and other != hidden}
     keys = _shared_keys(forward, heads, batch, tokens)

@@ -14,6 +14,7 @@ DTYPES = {
     torch.bool: "bool", torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64",
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64",
     torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8",
+    torch.complex32: "complex32", torch.complex64: "complex64", torch.complex128: "complex128",
 }  # fmt: skip
 # Views by another name: the schema promises no alias, but no kernel runs.
 UNDECLARED_VIEWS = ("aten._unsafe_view", "aten._reshape_alias", "aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tilecast.workloads.opgraph import Segment
 
 TRACED = 3  # the first may differ from the second in what it is given, the last in what it hands on
+LEAST_GRADIENT = 0.4  # operators of a layer's backward run for each of its forward run
 FEWEST_NODES = 8  # of a run that can be a layer
 NUMBERS = ("layer_idx", "layer_id", "layer_number", "idx", "index")  # attributes that only say which one it is
 
@@ -33,6 +34,7 @@ def shortened(model: nn.Module) -> tuple[int, int]:
 def lengthened(segments: tuple[Segment, ...], layers: int, num_lists: int) -> tuple[Segment, ...] | None:
     """The step of the whole model; None where the trace does not show one run of equal layers in each phase for every list."""
     runs: set[int] = set()
+    lengths: list[list[int]] = []
     for phase in ("forward", "backward"):
         inside = [place for place, segment in enumerate(segments) if segment.nodes[0].phase == segment.nodes[-1].phase == phase]
         repeated = [
@@ -41,7 +43,11 @@ def lengthened(segments: tuple[Segment, ...], layers: int, num_lists: int) -> tu
         largest = sorted(repeated, key=lambda place: -len(segments[place].nodes))[:num_lists]
         if inside and len(largest) < num_lists:
             return None
+        lengths.append(sorted(len(segments[place].nodes) for place in largest))
         runs |= set(largest)
+    # Gradients take about as many operators as what they are of: a much shorter run is a part of a layer that the trace shows no run of.
+    if any(LEAST_GRADIENT * forward > backward for forward, backward in zip(*lengths, strict=False)):
+        return None
     return tuple(
         replace(segment, repeat=segment.repeat + layers - TRACED) if place in runs else segment for place, segment in enumerate(segments)
     )

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-decorators
-"""The loss behind a language model: PyTorch's own, or one kernel as fast trainers have it."""
+"""The loss behind a head: PyTorch's own, or one kernel as fast trainers have it."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 
 class TokenLoss(nn.Module):
-    """Cross-entropy of every token's logits against its label; a second output, such as BERT's next-sentence logits, has its own.
+    """Cross-entropy of every row of logits against its label; a second output, such as BERT's next-sentence logits, has its own.
 
     Logits are widened to fp32 first, as transformers, Megatron and autocast do.
     """
@@ -22,6 +22,15 @@ class TokenLoss(nn.Module):
             rows = rows if rows.dtype == torch.float32 else rows.float()
             losses.append(F.cross_entropy(rows, torch.zeros(rows.size(0), dtype=torch.int64)))
         return losses[0] if len(losses) == 1 else losses[0] + losses[1]
+
+
+class MeanLoss(nn.Module):
+    """Of a model without a head: the mean of what it returns, so that every weight has a gradient."""
+
+    def forward(self, outputs: Any) -> Tensor:
+        every = outputs if isinstance(outputs, tuple) else (outputs,)
+        means = [output.mean() for output in every]
+        return means[0] if len(means) == 1 else means[0] + means[1]
 
 
 @torch.library.custom_op("tilecast::fused_cross_entropy", mutates_args=())

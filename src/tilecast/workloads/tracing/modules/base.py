@@ -1,4 +1,4 @@
-"""What a family's file offers, how it is found, and the attention that several share.
+"""What is asked of a module, and the parts that several share.
 
 Modules are written for tracing: they run the operators of the usual implementation in its order, and hold no weights worth loading.
 """
@@ -6,9 +6,6 @@ Modules are written for tracing: they run the operators of the usual implementat
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +15,6 @@ from torch.nn import functional as F
 from tilecast.errors import InvalidInput, shown
 from tilecast.workloads.architectures.base import number
 
-FOLDER = Path(__file__).parent
 ATTENTION = ("eager", "sdpa", "flash")
 
 
@@ -26,20 +22,20 @@ ATTENTION = ("eager", "sdpa", "flash")
 class Asked:
     """How a module is to be built, besides its config."""
 
-    mode: str  # inference or training: heads may differ
+    mode: str  # inference or training
     attention: str
     batch: int
     seq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """`build(config, asked)` makes the module, `inputs(asked)` what it takes; its first output is what the loss is of."""
+class Body(nn.Module):
+    """A model without its head: what it takes in, hidden states out."""
 
-    names: tuple[str, ...]  # of `architectures`
-    build: Callable[[Mapping[str, Any], Asked], nn.Module]
-    inputs: Callable[[Asked], tuple[Tensor, ...]]
-    fused_loss: bool = False  # its trainer has one kernel for the loss
+    words: nn.Embedding
+
+    @property
+    def hidden(self) -> int:
+        return self.words.embedding_dim
 
 
 def token_inputs(asked: Asked) -> tuple[Tensor, ...]:
@@ -73,13 +69,6 @@ def dropout(config: Mapping[str, Any], field: str, default: float) -> nn.Module:
     if share >= 1.0:
         raise InvalidInput(f"{field} = {shown(share)} must be a share below 1")
     return nn.Dropout(share) if share else nn.Identity()
-
-
-@cache
-def families() -> dict[str, Family]:
-    """The `architectures` value of a config.json -> its family."""
-    modules = [import_module(f"{__package__}.{path.stem}") for path in sorted(FOLDER.glob("*.py")) if path.stem not in ("__init__", "base")]
-    return {name: module.FAMILY for module in modules if hasattr(module, "FAMILY") for name in module.FAMILY.names}
 
 
 def fused_attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:

@@ -17,7 +17,9 @@ from tilecast.errors import InvalidInput
 from tilecast.workloads import model as parts
 from tilecast.workloads.architectures import architectures, read_config
 from tilecast.workloads.architectures.base import number
-from tilecast.workloads.tracing.modules.base import Asked, Family, RootMeanSquareNorm, fused_attention, token_inputs
+from tilecast.workloads.tracing.modules.base import Asked, Body, RootMeanSquareNorm, fused_attention
+from tilecast.workloads.tracing.modules.family import Family
+from tilecast.workloads.tracing.modules.heads import DECODER_HEADS, Head
 from tilecast.workloads.tracing.modules.latent import latent_attention
 
 LONGEST_PATTERN = 12  # layers, after which their kinds repeat
@@ -323,7 +325,7 @@ def pattern(kinds: Sequence[Any]) -> tuple[int, int]:
     return 0, 1
 
 
-class Decoder(nn.Module):
+class Decoder(Body):
     def __init__(self, config: Mapping[str, Any], asked: Asked) -> None:
         super().__init__()
         described = read_config(config, str(config.get("_name_or_path") or "config"))
@@ -357,15 +359,12 @@ class Decoder(nn.Module):
         self.last = nn.ModuleList(made[end:])
         self.num_layers, self.period = len(made), period
         self.norm = style.norm(described.hidden_size)
-        self.head = nn.Linear(described.hidden_size, described.vocab_size, bias=False)
-        if described.tied_embeddings:
-            self.head.weight = self.words.weight
+        self.is_tied, self.is_capped = described.tied_embeddings, described.soft_cap
         first = described.layers[0].attention
         self.width = first.qk_rope_head_dim if isinstance(first, parts.LatentAttention) else first.head_dim
         if self.width % 2:
             raise InvalidInput(f"head_dim = {self.width} must be even: rotary positions turn one half against the other")
         self.embedding_scale = described.hidden_size**0.5 if described.scales_embedding else None
-        self.logit_cap = number(config, "final_logit_softcapping", LOGIT_CAP) if described.soft_cap else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.words(tokens)
@@ -390,8 +389,8 @@ class Decoder(nn.Module):
                 x = self.one(member, x, places, apart + group * self.period + place)
         for place, layer in enumerate(self.last):
             x = self.one(layer, x, places, self.num_layers - len(self.last) + place)
-        logits = self.head(self.norm(x))
-        return logits if self.logit_cap is None else torch.tanh(logits / self.logit_cap) * self.logit_cap
+        normed: Tensor = self.norm(x)
+        return normed
 
     def one(self, layer: nn.Module, x: Tensor, places: Places, number: int) -> Tensor:
         local = places.local if self.local[number] else None
@@ -399,9 +398,27 @@ class Decoder(nn.Module):
         return result
 
 
-def names() -> tuple[str, ...]:
-    """Architectures that are decoders of this kind: all but those with a module of their own."""
-    return tuple(name for name, entry in architectures().items() if entry.read.__module__.rpartition(".")[2] not in ("bert", "gpt2", "opt"))
+class LanguageHead(nn.Module):
+    def __init__(self, config: Mapping[str, Any], body: Body) -> None:
+        super().__init__()
+        assert isinstance(body, Decoder)
+        self.out = nn.Linear(body.hidden, body.words.num_embeddings, bias=False)
+        if body.is_tied:
+            self.out.weight = body.words.weight
+        self.cap = number(config, "final_logit_softcapping", LOGIT_CAP) if body.is_capped else None
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.out(x)
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
 
-FAMILY = Family(names=names(), build=Decoder, inputs=token_inputs)
+def family(ending: str) -> Family:
+    """Architectures that are decoders of this kind and whose language models are called so: all but those with a module of their own."""
+    others = "bert", "gpt2", "opt"
+    own = [name for name, entry in architectures().items() if entry.read.__module__.rpartition(".")[2] not in others]
+    read_as = {name.removesuffix(ending): name for name in own if name.endswith(ending)}
+    heads = {ending: Head(build=LanguageHead), **DECODER_HEADS}
+    return Family(prefixes=tuple(read_as), heads=heads, body=Decoder, read_as=read_as)
+
+
+FAMILIES = tuple(family(ending) for ending in ("ForConditionalGeneration", "ForCausalLM"))

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tilecast.workloads.architectures.base import head_width, size
-from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Conv1D, Family, activation, dropout, fused_attention, token_inputs
+from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Body, Conv1D, activation, dropout, fused_attention
+from tilecast.workloads.tracing.modules.family import Family
+from tilecast.workloads.tracing.modules.heads import DECODER_HEADS, Head, TiedLanguageHead
 
 
 class Layer(nn.Module):
@@ -40,7 +42,7 @@ class Layer(nn.Module):
         return x + self.dropout(self.down(ACTIVATIONS[self.activation](self.up(self.norm_2(x)))))
 
 
-class Gpt2(nn.Module):
+class Gpt2(Body):
     def __init__(self, config: Mapping[str, Any], asked: Asked) -> None:
         super().__init__()
         hidden, vocab = size(config, "n_embd", None, "hidden_size"), size(config, "vocab_size")
@@ -51,15 +53,13 @@ class Gpt2(nn.Module):
         shape = config, hidden, heads, size(config, "n_inner", 4 * hidden), positions, asked.attention
         self.layers = nn.ModuleList(Layer(*shape) for _ in range(size(config, "n_layer", None, "num_hidden_layers")))
         self.norm, self.dropout = nn.LayerNorm(hidden), dropout(config, "embd_pdrop", 0.1)
-        self.head = nn.Linear(hidden, vocab, bias=False)
-        self.head.weight = self.words.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         places = torch.arange(tokens.size(1)).unsqueeze(0)
         x: Tensor = self.dropout(self.words(tokens) + self.positions(places))
         for layer in self.layers:
             x = layer(x)
-        return self.head(self.norm(x))
+        return self.norm(x)
 
 
-FAMILY = Family(names=("GPT2LMHeadModel",), build=Gpt2, inputs=token_inputs)
+FAMILIES = (Family(prefixes=("GPT2",), heads={"LMHeadModel": Head(build=TiedLanguageHead), **DECODER_HEADS}, body=Gpt2),)

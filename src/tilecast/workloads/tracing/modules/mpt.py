@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tilecast.workloads.architectures.base import head_width, size
-from tilecast.workloads.tracing.modules.base import Asked, Family, fused_attention, token_inputs
+from tilecast.workloads.tracing.losses import FusedTokenLoss
+from tilecast.workloads.tracing.modules.base import Asked, Body, fused_attention
+from tilecast.workloads.tracing.modules.family import Family
+from tilecast.workloads.tracing.modules.heads import DECODER_HEADS, Head, TiedLanguageHead
 
 
 class Layer(nn.Module):
@@ -32,7 +35,7 @@ class Layer(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
 
-class Mpt(nn.Module):
+class Mpt(Body):
     def __init__(self, config: Mapping[str, Any], asked: Asked) -> None:
         super().__init__()
         hidden, vocab = size(config, "d_model", None, "hidden_size"), size(config, "vocab_size")
@@ -50,7 +53,8 @@ class Mpt(nn.Module):
         mask = torch.triu(torch.full((length, length), torch.finfo(x.dtype).min, dtype=x.dtype), 1)[None, None] if self.eager else None
         for layer in self.layers:
             x = layer(x, mask)
-        return F.linear(self.norm(x), self.words.weight)
+        return self.norm(x)
 
 
-FAMILY = Family(names=("MPTForCausalLM", "MptForCausalLM"), build=Mpt, inputs=token_inputs, fused_loss=True)
+LANGUAGE = Head(build=TiedLanguageHead, loss=FusedTokenLoss)
+FAMILIES = (Family(prefixes=("MPT", "Mpt"), heads={"ForCausalLM": LANGUAGE, **DECODER_HEADS}, body=Mpt),)

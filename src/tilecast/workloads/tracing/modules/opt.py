@@ -8,7 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tilecast.workloads.architectures.base import head_width, size
-from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Family, activation, dropout, fused_attention, token_inputs
+from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Body, activation, dropout, fused_attention
+from tilecast.workloads.tracing.modules.family import Family
+from tilecast.workloads.tracing.modules.heads import DECODER_HEADS, Head, TiedLanguageHead
 
 
 class Layer(nn.Module):
@@ -43,7 +45,7 @@ class Layer(nn.Module):
         return rows.view(batch, tokens, hidden)
 
 
-class Opt(nn.Module):
+class Opt(Body):
     def __init__(self, config: Mapping[str, Any], asked: Asked) -> None:
         super().__init__()
         hidden, vocab = size(config, "hidden_size"), size(config, "vocab_size")
@@ -54,8 +56,6 @@ class Opt(nn.Module):
         shape = config, hidden, heads, size(config, "ffn_dim", 4 * hidden), asked.attention
         self.layers = nn.ModuleList(Layer(*shape) for _ in range(size(config, "num_hidden_layers")))
         self.norm = nn.LayerNorm(hidden)
-        self.head = nn.Linear(hidden, vocab, bias=False)
-        self.head.weight = self.words.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         batch, length = tokens.shape
@@ -71,7 +71,7 @@ class Opt(nn.Module):
         x = x + self.positions(places + 2)
         for layer in self.layers:
             x = layer(x, mask)
-        return self.head(self.norm(x)).contiguous()
+        return self.norm(x)
 
 
-FAMILY = Family(names=("OPTForCausalLM",), build=Opt, inputs=token_inputs)
+FAMILIES = (Family(prefixes=("OPT",), heads={"ForCausalLM": Head(build=TiedLanguageHead), **DECODER_HEADS}, body=Opt),)

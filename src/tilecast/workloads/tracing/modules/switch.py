@@ -1,4 +1,4 @@
-"""Switch Transformer: a T5 encoder and decoder in which every second layer has experts, each with room for a fixed number of tokens."""
+"""T5, and Switch Transformer: a T5 in which every second layer has experts, each with room for a fixed number of tokens."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,10 +8,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tilecast.errors import InvalidInput
-from tilecast.workloads.architectures.base import size
-from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Family, RootMeanSquareNorm, activation, dropout, fused_attention
+from tilecast.workloads.architectures.base import flag, size
+from tilecast.workloads.tracing.modules.base import ACTIVATIONS, Asked, Body, RootMeanSquareNorm, activation, dropout, fused_attention
+from tilecast.workloads.tracing.modules.family import Family
+from tilecast.workloads.tracing.modules.heads import NO_HEAD, Head, TiedLanguageHead
 
 EPS = 1e-6
+GATED = "gated-"
 
 
 def dropped(config: Mapping[str, Any]) -> nn.Module:
@@ -56,6 +59,26 @@ class Mlp(nn.Module):
         return self.down(self.dropout(ACTIVATIONS[self.activation](self.up(x))))
 
 
+class GatedMlp(nn.Module):
+    """T5 1.1's: a product of two, of which one goes through the activation."""
+
+    def __init__(self, config: Mapping[str, Any], hidden: int, width: int) -> None:
+        super().__init__()
+        kind = str(config["feed_forward_proj"]).removeprefix(GATED)
+        named = {**config, "feed_forward_proj": "gelu_new" if kind == "gelu" else kind}
+        self.activation = activation(named, "dense_act_fn" if config.get("dense_act_fn") is not None else "feed_forward_proj", "gelu_new")
+        self.gate, self.up, self.down = *(nn.Linear(hidden, width, bias=False) for _ in range(2)), nn.Linear(width, hidden, bias=False)
+        self.dropout = dropped(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.dropout(ACTIVATIONS[self.activation](self.gate(x)) * self.up(x)))
+
+
+def dense(config: Mapping[str, Any], hidden: int, width: int, has_experts: bool) -> nn.Module:
+    is_gated = not has_experts and str(config.get("feed_forward_proj")).startswith(GATED)
+    return (GatedMlp if is_gated else Mlp)(config, hidden, width)
+
+
 class Experts(nn.Module):
     """Every expert takes `capacity` tokens of each text, padded: which ones, no trace can know, but how many it does."""
 
@@ -92,14 +115,16 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: Mapping[str, Any], asked: Asked, sparse: bool, decoder: bool) -> None:
+    def __init__(self, config: Mapping[str, Any], asked: Asked, step: int, sparse: bool, decoder: bool) -> None:
         super().__init__()
         hidden, width = size(config, "d_model"), size(config, "d_ff")
         shape = config, hidden, size(config, "num_heads"), size(config, "d_kv"), asked.attention
         self.self_attention = Attention(*shape)
         self.cross_attention = Attention(*shape) if decoder else None
-        experts = size(config, "num_experts"), size(config, "expert_capacity", 64)
-        self.feed_forward = FeedForward(config, hidden, Experts(config, hidden, width, *experts) if sparse else Mlp(config, hidden, width))
+        inner = dense(config, hidden, width, step > 0) if not sparse else Experts(
+            config, hidden, width, size(config, "num_experts"), size(config, "expert_capacity", 64)
+        )  # fmt: skip
+        self.feed_forward = FeedForward(config, hidden, inner)
 
     def forward(self, x: Tensor, bias: Tensor, memory: Tensor | None) -> Tensor:
         x = self.self_attention(x, bias)
@@ -109,11 +134,11 @@ class Layer(nn.Module):
 
 
 class Group(nn.Module):
-    """Layers up to and with the next one that has experts: all groups are alike."""
+    """Layers up to and with the next one that has experts, or one where none has: all groups are alike."""
 
     def __init__(self, config: Mapping[str, Any], asked: Asked, step: int, decoder: bool) -> None:
         super().__init__()
-        self.members = nn.ModuleList(Layer(config, asked, index == step - 1, decoder) for index in range(step))
+        self.members = nn.ModuleList(Layer(config, asked, step, index == step - 1, decoder) for index in range(max(1, step)))
 
     def forward(self, x: Tensor, bias: Tensor, memory: Tensor | None) -> Tensor:
         for member in self.members:
@@ -126,9 +151,9 @@ class Stack(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], asked: Asked, layers: int, step: int, decoder: bool) -> None:
         super().__init__()
-        if layers % step:
+        if layers % max(1, step):
             raise InvalidInput(f"num_layers = {layers} must be a multiple of the sparse step {step}")
-        self.groups = nn.ModuleList(Group(config, asked, step, decoder) for _ in range(layers // step))
+        self.groups = nn.ModuleList(Group(config, asked, step, decoder) for _ in range(layers // max(1, step)))
         self.distances = nn.Embedding(size(config, "relative_attention_num_buckets", 32), size(config, "num_heads"))
         self.norm, self.dropout = RootMeanSquareNorm(size(config, "d_model"), EPS), dropped(config)
 
@@ -148,24 +173,66 @@ class Stack(nn.Module):
         return self.dropout(self.norm(x))
 
 
-class Switch(nn.Module):
-    def __init__(self, config: Mapping[str, Any], asked: Asked) -> None:
+class EncoderDecoder(Body):
+    def __init__(self, config: Mapping[str, Any], asked: Asked, steps: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
-        hidden, vocab, layers = size(config, "d_model"), size(config, "vocab_size"), size(config, "num_layers")
-        self.words = nn.Embedding(vocab, hidden)
-        self.encoder = Stack(config, asked, layers, size(config, "encoder_sparse_step", 2), False)
-        self.decoder = Stack(config, asked, size(config, "num_decoder_layers", layers), size(config, "decoder_sparse_step", 2), True)
-        self.head = nn.Linear(hidden, vocab, bias=False)
-        self.head.weight = self.words.weight
-        self.scale = hidden**-0.5
+        layers = size(config, "num_layers")
+        self.words = nn.Embedding(size(config, "vocab_size"), size(config, "d_model"))
+        self.encoder = Stack(config, asked, layers, steps[0], False)
+        self.decoder = Stack(config, asked, size(config, "num_decoder_layers", layers), steps[1], True)
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
         memory = self.encoder(self.words(source))
-        return self.head(self.decoder(self.words(target), memory) * self.scale)
+        made: Tensor = self.decoder(self.words(target), memory)
+        return made
+
+
+class EncoderAlone(Body):
+    def __init__(self, config: Mapping[str, Any], asked: Asked) -> None:
+        super().__init__()
+        self.words = nn.Embedding(size(config, "vocab_size"), size(config, "d_model"))
+        self.encoder = Stack(config, asked, size(config, "num_layers"), 0, False)
+
+    def forward(self, source: Tensor) -> Tensor:
+        made: Tensor = self.encoder(self.words(source))
+        return made
+
+
+def switch(config: Mapping[str, Any], asked: Asked) -> Body:
+    return EncoderDecoder(config, asked, (size(config, "encoder_sparse_step", 2), size(config, "decoder_sparse_step", 2)))
+
+
+class ScaledLanguageHead(TiedLanguageHead):
+    """Of a tied table: hidden states are made smaller first."""
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        return super().forward(x * self.out.in_features**-0.5, tokens)
+
+
+class OwnLanguageHead(nn.Module):
+    def __init__(self, config: Mapping[str, Any], body: Body) -> None:
+        super().__init__()
+        self.out = nn.Linear(body.hidden, body.words.num_embeddings, bias=False)
+
+    def forward(self, x: Tensor, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.out(x)
+        return logits
+
+
+def language_head(config: Mapping[str, Any], body: Body) -> nn.Module:
+    return (ScaledLanguageHead if flag(config, "tie_word_embeddings", True) else OwnLanguageHead)(config, body)
 
 
 def both_texts(asked: Asked) -> tuple[Tensor, ...]:
     return tuple(torch.zeros(asked.batch, asked.seq, dtype=torch.int64) for _ in range(2))
 
 
-FAMILY = Family(names=("SwitchTransformersForConditionalGeneration",), build=Switch, inputs=both_texts)
+HEADS = {"ForConditionalGeneration": Head(build=language_head), "Model": NO_HEAD}
+FAMILIES = (
+    Family(
+        prefixes=("SwitchTransformers",), body=switch, inputs=both_texts,
+        heads={**HEADS, "ForConditionalGeneration": Head(build=ScaledLanguageHead)},
+    ),
+    Family(prefixes=("T5", "MT5"), heads=HEADS, body=EncoderDecoder, inputs=both_texts),
+    Family(prefixes=("T5", "MT5"), heads={"EncoderModel": NO_HEAD}, body=EncoderAlone),
+)  # fmt: skip
