@@ -433,3 +433,15 @@ def test_a_field_that_models_of_a_family_differ_in_is_asked_for_and_not_guessed(
     del table[field]
     with pytest.raises(InvalidInput, match=f"{field} is missing; .* models differ in it"):
         model_config(table)
+
+
+def test_ranks_with_requests_of_their_own_keep_whole_what_fp8_blocks_cannot_be_cut_into():
+    asked = {"tp": 32, "ep": 32, "batch": 64, "isl": 100, "osl": 4}
+    parts = predict("deepseek-ai/DeepSeek-V3", "gb200", dp_attention=32, **asked).breakdown
+    sizes = {part.name: part.sizes for part in parts if part.phase == "decode"}
+    # 18,432 columns are 144 blocks and 2,048 are 16, which 32 ranks cannot share: two own tokens a rank through all of them.
+    assert (sizes["gate_up_proj"]["m"], sizes["gate_up_proj"]["n"]) == (2, 2 * 18_432)
+    assert (sizes["shared_down_proj"]["m"], sizes["shared_down_proj"]["k"]) == (2, 2_048)
+    assert "mlp_all_reduce" not in sizes
+    with pytest.raises(InvalidInput, match="through a 128-wide fp8 block"):
+        predict("deepseek-ai/DeepSeek-V3", "gb200", dp_attention=16, **asked)

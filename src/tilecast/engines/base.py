@@ -328,6 +328,8 @@ def _chosen(
 
 def _of_own_tokens(operation: Operation, shard: Shard) -> Operation:
     """The operation on this rank's own tokens, with the shared expert unsharded."""
+    if operation.per == "token":  # it is so already
+        return operation
     split = "k" if operation.name.endswith("down_proj") else "n" if operation.name.endswith("up_proj") else "cols"
     whole = operation.family == "gemm" and operation.name.startswith("shared_") and operation.name != "shared_gate"
     whole = whole or operation.family == "silu_mul"

@@ -39,7 +39,8 @@ def layer_step(config: ModelConfig, layer: Layer, shard: Shard) -> Iterator[Oper
         yield from norm(config, "pre_feedforward_norm")
     else:
         yield from norm(config, "post_attention_norm", follows_reduce=True)
-    yield from gathered(config, shard, "hidden_gather")
+    if isinstance(layer.mlp, Experts) or _is_cut(config, layer.mlp, shard):
+        yield from gathered(config, shard, "hidden_gather")
     yield from experts(config, layer.mlp, shard) if isinstance(layer.mlp, Experts) else mlp(config, layer.mlp, shard)
     if layer.sandwich:
         yield from norm(config, "post_feedforward_norm", residual=False)
@@ -182,12 +183,18 @@ def gathered(config: ModelConfig, shard: Shard, name: str) -> Iterator[Operation
 
 def mlp(config: ModelConfig, part: Mlp, shard: Shard) -> Iterator[Operation]:
     yield from _mlp(config, part, shard, "", config.precision.mlp)
-    yield from mlp_reduced(config, shard, "mlp_all_reduce")
+    if _is_cut(config, part, shard):
+        yield from mlp_reduced(config, shard, "mlp_all_reduce")
+
+
+def _is_cut(config: ModelConfig, part: Mlp, shard: Shard) -> bool:
+    return shard.mlp_ranks(part.width, config.precision.mlp) == shard.tp
 
 
 def _mlp(config: ModelConfig, part: Mlp, shard: Shard, prefix: str, held: str | None, role: str | None = None) -> Iterator[Operation]:
-    hidden, width = config.hidden_size, shard.width(part.width)
-    per = "every_token" if shard.dp > 1 else "token"
+    ranks = shard.mlp_ranks(part.width, held)
+    hidden, width = config.hidden_size, part.width // ranks
+    per = "every_token" if shard.dp > 1 and ranks > 1 else "token"
     up = ("gate_up_proj", 2 * width) if part.gated else ("up_proj", width)
     yield linear(f"{prefix}{up[0]}", up[1], hidden, held=held, bias=part.bias, per=per, role=role)
     if part.gated:
@@ -206,9 +213,10 @@ def experts(config: ModelConfig, part: Experts, shard: Shard) -> Iterator[Operat
     if part.shared_width:
         shared = Mlp(width=part.shared_width)
         yield from _mlp(config, shared, shard, "shared_", config.precision.shared, role="shared_expert")
+        beside = per if shard.mlp_ranks(part.shared_width, config.precision.shared) > 1 else "token"
         if part.shared_gate:
-            yield linear("shared_gate", 1, hidden, per=per, role="shared_expert")
-            yield elementwise("shared_gate_mul", "mulu", hidden, per=per, role="shared_expert")
+            yield linear("shared_gate", 1, hidden, per=beside, role="shared_expert")
+            yield elementwise("shared_gate_mul", "mulu", hidden, per=beside, role="shared_expert")
     on_rank, width = part.num_experts // shard.ep, part.width // shard.expert_tp
     sizes = {
         "hidden_size": hidden, "inter_size": part.width, "num_experts": part.num_experts, "topk": part.topk, "tp": shard.expert_tp,
@@ -217,7 +225,7 @@ def experts(config: ModelConfig, part: Experts, shard: Shard) -> Iterator[Operat
     weights = on_rank * (3 * width * hidden + (2 * width + hidden if part.bias else 0))
     yield Operation(name="experts", family="moe", sizes=sizes, per=per, num_weights=weights, held=config.precision.experts)
     if part.shared_width:
-        yield elementwise("shared_add", "add", hidden, per=per, role="shared_expert")
+        yield elementwise("shared_add", "add", hidden, per=beside, role="shared_expert")
     yield from mlp_reduced(config, shard, "experts_all_reduce")
 
 

@@ -96,7 +96,7 @@ def _attention_width(layer: Layer, shard: Shard) -> int:
 def _mlp_elements(config: ModelConfig, layer: Layer, shard: Shard, tokens: int) -> int:
     mlp = layer.mlp
     if isinstance(mlp, Experts):
-        shared = 3 * shard.width(mlp.shared_width) * tokens
+        shared = 3 * -(-mlp.shared_width // shard.tp) * tokens
         routed = min(tokens, MOE_CHUNK) * mlp.topk * (3 * mlp.width // shard.expert_tp + config.hidden_size)
         return max(shared, routed)
-    return (3 if mlp.gated else 2) * shard.width(mlp.width) * tokens
+    return (3 if mlp.gated else 2) * -(-mlp.width // shard.tp) * tokens

@@ -53,8 +53,10 @@ class Shard:
         """At least one: heads are copied when there are more GPUs than KV heads."""
         return max(1, num_kv_heads // self.attention_tp)
 
-    def width(self, size: int) -> int:
-        return size // self.tp
+    def mlp_ranks(self, size: int, held: str | None) -> int:
+        """That share a dense MLP or a shared expert: all of them, but none where each has requests of its own and the width cannot be cut
+        (SGLang's moe-dense-tp-size 1; vLLM's data-parallel ranks)."""
+        return 1 if self.dp == self.tp and not _can_cut(size, self.tp, held) else self.tp
 
     def vocabulary(self, size: int, ranks: int) -> int:
         padded = -(-size // VOCABULARY_STEP) * VOCABULARY_STEP if ranks > 1 else size
@@ -96,12 +98,17 @@ def _check(config: ModelConfig, layer: Layer, shard: Shard) -> None:
             raise InvalidInput(f"ep = {shard.ep} does not divide the experts of {config.name}: {mlp.num_experts}")
         parts = [
             ("width of an expert", mlp.width, shard.expert_tp, config.precision.experts),
-            ("width of the shared experts", mlp.shared_width, shard.tp, config.precision.shared),
+            (
+                "width of the shared experts",
+                mlp.shared_width,
+                shard.mlp_ranks(mlp.shared_width, config.precision.shared),
+                config.precision.shared,
+            ),
         ]
     else:
         if shard.ep > 1 and not any(isinstance(other.mlp, Experts) for other in config.layers):
             raise InvalidInput(f"ep = {shard.ep}: {config.name} has no experts")
-        parts = [("MLP width (intermediate_size)", mlp.width, shard.tp, config.precision.mlp)]
+        parts = [("MLP width (intermediate_size)", mlp.width, shard.mlp_ranks(mlp.width, config.precision.mlp), config.precision.mlp)]
     for what, size, ways, held in parts:
         if size % ways:
             raise InvalidInput(f"tp = {ways} does not divide the {what} of {config.name}: {size}; it must be one of {_divisors(size)}")
@@ -110,6 +117,10 @@ def _check(config: ModelConfig, layer: Layer, shard: Shard) -> None:
                 f"tp = {ways} cuts the {what} of {config.name}, {size}, through a {BLOCK}-wide fp8 block; "
                 f"it must be one of {_divisors(size // BLOCK)}" + (", or more experts to a rank with ep" if "expert" in what else "")
             )
+
+
+def _can_cut(size: int, ways: int, held: str | None) -> bool:
+    return size % (ways * (BLOCK if held == "fp8_block" else 1)) == 0
 
 
 def _divisors(size: int) -> str:
