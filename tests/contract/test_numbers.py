@@ -49,6 +49,7 @@ SOURCES = {
         "attention_loops.FLASH_DIMS",
         "attention_loops.FMHA_DIMS",
         "collectives.LARGEST_CUSTOM_BYTES",
+        "collectives.GPUS_OF_A_TRAY",
         "collectives.MAX_GPUS_CUSTOM",
         "collectives.IN_FLIGHT_BYTES",
         "collectives.ONE_SHOT_BYTES",
