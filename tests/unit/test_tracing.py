@@ -177,6 +177,15 @@ def test_fused_attention_drops_out_itself():
     assert not {"aten.bmm", "aten.native_dropout"} & set(operators(graph))
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_decoder_may_look_at_a_shorter_text(mode):
+    layer = nn.TransformerDecoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    loss = {"loss": lambda made: made.sum()} if mode == "training" else {}
+    graph = tilecast.trace(layer, (torch.zeros(2, 64, 64), torch.zeros(2, 32, 64)), mode=mode, **loss)
+    assert any("attention" in each.op and each.inputs[-1].shape != each.inputs[0].shape for each in graph.nodes())
+    assert tilecast.step(graph, "h100-sxm").step_s.median > 0
+
+
 def test_a_model_that_ends_in_a_norm_has_a_forward_pass():
     graph = tilecast.trace(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), (torch.zeros(4, 8),), mode="training")
     assert operators(graph, ("forward",)) == {"aten.addmm": 1, "aten.native_layer_norm": 1}
