@@ -92,9 +92,9 @@ def launches(node: Node, matrix_dtype: str | None = None) -> tuple[Launch, ...]:
     """The kernels eager PyTorch runs for a node. `matrix_dtype` replaces fp32 in matrix products: tf32."""
     if node.is_view or not any(tensor.nbytes for tensor in node.outputs):
         return ()
-    if node.op.startswith("fused."):  # workloads/fusion.py
+    if node.op.startswith("fused."):  # workloads/groups.py
         work = dict(node.options)
-        return (Launch(replace(_pass(node, 0.0, 0.0), flop=work["flop"], special_ops=work["special"])),)
+        return (Launch(replace(_pass(node, 0.0, 0.0, passes=work.get("passes", 1)), flop=work["flop"], special_ops=work["special"])),)
     name = node.op.removeprefix("aten.").rstrip("_") if node.op.startswith("aten.") else node.op
     if name in ALLOCATIONS:
         return ()
