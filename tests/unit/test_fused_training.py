@@ -126,6 +126,33 @@ def test_norms_and_loss_of_a_compiled_step_run_near_their_bytes():
     assert norms and all(part.time.median < 1.5 * part.bound_s for part in norms if part.bound_s > 50e-6 * part.launches)
 
 
+def test_every_rms_norm_has_its_rows_and_its_columns_whatever_is_ignored():
+    torch = pytest.importorskip("torch")
+    import tilecast
+
+    class Words(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = torch.nn.Embedding(5000, 256), torch.nn.Linear(256, 5000, bias=False)
+            self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(256) for _ in range(2))
+            self.up, self.down = torch.nn.Linear(256, 300), torch.nn.Linear(300, 256)
+
+        def forward(self, tokens, labels):
+            hidden = self.table(tokens)
+            hidden = hidden + self.down(torch.relu(self.up(self.norms[0](hidden))))
+            logits = self.head(self.norms[1](hidden)).float()
+            return torch.nn.functional.cross_entropy(logits.view(-1, 5000), labels.view(-1), ignore_index=-100)
+
+    tokens = torch.zeros(8, 1024, dtype=torch.int64)
+    made = list(compiled(tilecast.trace(Words(), (tokens, tokens), mode="training", autocast="bf16")).nodes())
+    rows = [each for each in made if each.phase == "backward" and "div" in each.op and "sum" in each.op]
+    columns = [each for each in made if each.op == "fused.sum" and each.outputs[0].shape == (1, 1, 256)]
+    assert (len(rows), len(columns)) == (2, 2)
+    # Logits in 2 bytes, labels and two numbers; gradients in 2 bytes.
+    (loss,) = [each for each in made if "nll_loss_backward" in each.op]
+    assert read_and_written(loss) == (8192 * 5000 * 2 + 8192 * 8 + 8, 8192 * 5000 * 2)
+
+
 # ---- against inductor ---------------------------------------------------------------------------------------------
 
 

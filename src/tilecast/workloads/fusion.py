@@ -108,8 +108,7 @@ def _joined(node: Node, used: Uses, waiting: Sequence[Group]) -> tuple[Group | N
     if over_columns(node):
         own = next((group for group in waiting if group.holds(node, used)), None)
         return own, "columns" if own else ""
-    read = set(used.read)
-    for group in (*(group for group in waiting if group.made & read), *list(waiting)[:1]):
+    for group in (*(group for group in waiting if group.is_read_by(node, used)), *list(waiting)[:1]):
         if where := group.joins(node, used):
             return group, where
     return None, ""
