@@ -36,9 +36,10 @@ def launches(draw):
     """A kernel's arguments, its class, a GPU and a protocol."""
     kv = draw(lengths)
     decode = draw(st.booleans())
-    q = 1 if decode else draw(st.integers(1, kv))
+    causal = draw(st.booleans())
+    q = 1 if decode else draw(st.integers(1, kv) if causal else lengths)  # keys of another text may be fewer than its queries
     shape = {"batch": draw(st.integers(1, 64)), "q_len": q, "kv_len": kv, **draw(heads), "head_dim": draw(dims)}
-    shape |= {"window": draw(windows), "identity": draw(identities), "causal": draw(st.booleans()), "split": draw(st.integers(1, 4))}
+    shape |= {"window": draw(windows), "identity": draw(identities), "causal": causal, "split": draw(st.integers(1, 4))}
     shape |= {"engine": draw(st.sampled_from([None, "sglang", "vllm", "trtllm"]))}
     return (AttentionDecode if decode else AttentionPrefill), shape, draw(gpus), draw(protocols)
 

@@ -296,6 +296,26 @@ def test_wrong_input_is_one_sentence(changed, said):
     assert said in str(raised.value)
 
 
+@pytest.mark.parametrize("kind", [AttentionPrefill, AttentionForward, AttentionBackward])
+def test_cross_attention_may_have_fewer_keys_than_queries(kind):
+    # 4096 pixels look at 77 tokens of a prompt: 4096 x 77 pairs, 2 x 2 x 64 FLOP each and head, 2.5 times that backwards.
+    asked = {"batch": 2, "q_len": 4096, "kv_len": 77, "num_heads": 8, "head_dim": 64}
+    tasks = kind(**asked, causal=False).tasks(H100, COLD)
+    assert np.asarray(tasks.least_flop).item() == (2.5 if kind is AttentionBackward else 1.0) * 4 * 2 * 8 * 4096 * 77 * 64
+    assert seconds(kind(**asked, causal=False)) <= seconds(kind(**asked | {"kv_len": 200}, causal=False))
+    with pytest.raises(InvalidInput, match="q_len = 4096 is longer than kv_len = 77"):
+        kind(**asked, causal=True).tasks(H100, COLD)
+
+
+def test_of_many_launches_only_the_causal_ones_need_as_many_keys_as_queries():
+    asked = {"q_len": [64, 64], "kv_len": [32, 64], "num_heads": 8}
+    assert len(seconds(AttentionPrefill(**asked, causal=[False, True]))) == 2
+    with pytest.raises(InvalidInput, match="q_len = 64 is longer than kv_len = 32"):
+        seconds(AttentionPrefill(**asked, causal=[True, False]))
+    with pytest.raises(InvalidInput, match="q_len = 2 is longer than kv_len = 1"):
+        seconds(AttentionDecode(q_len=2, kv_len=1, num_heads=8, causal=False))
+
+
 def test_unknown_identity_names_the_nearest():
     with pytest.raises(UnknownName, match="fa3"):
         AttentionPrefill(q_len=8, num_heads=8, identity="fa33").tasks(H100, COLD)

@@ -7,7 +7,8 @@ import pytest
 
 from tilecast.engines.step import predict_step
 from tilecast.workloads.aten import launches, matrix_flop
-from tilecast.workloads.fusion import FUSED, compiled
+from tilecast.workloads.fusion import compiled
+from tilecast.workloads.groups import FUSED
 from tilecast.workloads.opgraph import Node, OpGraph, Segment, TensorShape
 from tilecast.workloads.step_models import model_graph, resolved
 

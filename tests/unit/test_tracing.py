@@ -178,6 +178,15 @@ def test_fused_attention_drops_out_itself():
     assert not {"aten.bmm", "aten.native_dropout"} & set(operators(graph))
 
 
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_a_decoder_may_look_at_a_shorter_text(mode):
+    layer = nn.TransformerDecoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
+    loss = {"loss": lambda made: made.sum()} if mode == "training" else {}
+    graph = tilecast.trace(layer, (torch.zeros(2, 64, 64), torch.zeros(2, 32, 64)), mode=mode, **loss)
+    assert any("attention" in each.op and each.inputs[-1].shape != each.inputs[0].shape for each in graph.nodes())
+    assert tilecast.step(graph, "h100-sxm").step_s.median > 0
+
+
 def test_a_model_that_ends_in_a_norm_has_a_forward_pass():
     graph = tilecast.trace(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), (torch.zeros(4, 8),), mode="training")
     assert operators(graph, ("forward",)) == {"aten.addmm": 1, "aten.native_layer_norm": 1}
@@ -224,6 +233,60 @@ def test_what_the_forward_pass_keeps_is_what_autograd_saves():
     # sum keeps nothing and its result is one number; the result of 16 x 8 is the caller's until the end.
     graph = tilecast.trace(Mlp(), (torch.zeros(16, 32),), mode="training")
     assert graph.live_bytes()["kept"] == (16 * 64 + 16 * 64 + 16 * 8 + 1) * 4
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(512, 512), nn.Linear(512, 512)
+
+    def forward(self, rows):
+        return torch.cond(rows.sum() > 0, lambda rows: self.first(rows), lambda rows: self.second(self.first(rows).relu()), (rows,))
+
+
+def test_a_condition_costs_its_dearest_branch():
+    # Two linear layers of 512 x 512 on 256 rows: 2 x 2 x 256 x 512 x 512 FLOP. Backwards three products (of the first rows there is no
+    # gradient), and the first layer again, as nothing of a branch is kept.
+    graphs = {mode: tilecast.trace(Branching(), (torch.zeros(256, 512),), mode=mode, **({"loss": torch.sum} if mode == "training" else {}))
+              for mode in ("inference", "training")}  # fmt: skip
+    linear = 2 * 256 * 512 * 512
+    assert sum(matrix_flop(each) for each in graphs["inference"].nodes()) == 2 * linear
+    assert sum(matrix_flop(each) for each in graphs["training"].nodes()) == (2 + 3 + 1) * linear
+    for graph in graphs.values():
+        assert "cond" not in {each.op for each in graph.nodes()}
+        assert not tilecast.step(graph, "h100-sxm").unmodelled
+
+
+@pytest.mark.parametrize("mode", ["inference", "training"])
+def test_flex_attention_is_fused_attention(mode):
+    from torch.nn.attention.flex_attention import flex_attention
+
+    class Flexible(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.projection = nn.Linear(64, 64)
+
+        def forward(self, rows):
+            rows = self.projection(rows)
+            return self.mixed(rows)
+
+    class Flex(Flexible):
+        def mixed(self, rows):
+            return flex_attention(rows, rows, rows)
+
+    class Plain(Flexible):
+        def mixed(self, rows):
+            return nn.functional.scaled_dot_product_attention(rows, rows, rows)
+
+    given = torch.zeros(1, 8, 4096, 64, dtype=torch.bfloat16)
+    loss = {"loss": torch.sum} if mode == "training" else {}
+    flexible, plain = (
+        tilecast.step(tilecast.trace(kind().to(torch.bfloat16), (given,), mode=mode, **loss), "h100-sxm") for kind in (Flex, Plain)
+    )
+    for family in ("attention_forward", "attention_backward"):
+        times = [[part.time.median for part in step.breakdown if part.family == family] for step in (flexible, plain)]
+        assert times[0] == times[1] and len(times[0]) == (mode == "training" or family == "attention_forward")
+    assert "flex_attention" not in flexible.unmodelled
 
 
 def test_a_custom_operator_is_priced_by_its_bytes_and_listed():

@@ -120,7 +120,8 @@ def agreed(graph: OpGraph, *, mode: str | None, seq: int | None, dtype: str | No
 
 def as_run(asked: Question, graph: OpGraph) -> OpGraph:
     """The graph as its runtime launches it: operator by operator, or fused."""
-    return graph if asked.runtime == "eager" else compiled(graph, finds_attention=asked.runtime == "compiled")
+    is_todays = asked.runtime == "compiled"
+    return graph if asked.runtime == "eager" else compiled(graph, finds_attention=is_todays, mixes_orders=is_todays)
 
 
 def refuse_master(asked: Question) -> None:

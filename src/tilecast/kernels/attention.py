@@ -404,7 +404,8 @@ def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, decode: bool) -> 
     else:
         q_len, kv_len = asked_lengths(kernel.q_len, kernel.kv_len, decode=decode)
         requests, size = uniform(kernel.batch, q_len, kv_len, **others)
-    checked_lengths(requests)
+    causal = np.asarray(flag(kernel.causal, "causal"), dtype=np.float64).reshape(-1, 1)
+    checked_lengths(requests, True if decode else causal)
     heads, kv_heads, dim = size["num_heads"], size["num_kv_heads"], size["head_dim"]
     if np.any(heads % kv_heads):
         row = int(np.argmax((heads % kv_heads) > 0))
@@ -426,7 +427,7 @@ def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, decode: bool) -> 
         v_dim=dim,
         kv_width=2.0 * dim,
         new_width=2.0 * dim * kv_heads,
-        causal=np.asarray(flag(kernel.causal, "causal"), dtype=np.float64).reshape(-1, 1),
+        causal=causal,
         window=_windows(kernel.window),
         q_bytes=held.activation.bytes,
         out_bytes=max(2.0, min(4.0, held.activation.bytes)),
@@ -438,7 +439,10 @@ def _shape(kernel: _Attention, gpu: GpuSpec, identity: str, *, decode: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionPrefill(_Attention):
-    """New tokens attend to themselves and to what the cache holds; kv_len counts both, and is q_len unless given."""
+    """New tokens attend to themselves and to what the cache holds; kv_len counts both, and is q_len unless given.
+
+    Where it is not causal, such as cross-attention, keys are those of another text, which may be shorter.
+    """
 
     family: ClassVar[str] = "attention_prefill"
 

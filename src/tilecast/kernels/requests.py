@@ -120,8 +120,9 @@ def _parsed(name: str, text: str) -> list[int]:
     return parsed
 
 
-def checked_lengths(requests: Requests) -> None:
-    wrong = (requests.count > 0) & (requests.q > requests.kv)
+def checked_lengths(requests: Requests, causal: Any = True) -> None:
+    """New tokens are keys too where attention is `causal` (one flag, or one a launch); where it is not, there may be any number of keys."""
+    wrong = (requests.count > 0) & (requests.q > requests.kv) & (np.asarray(causal).reshape(-1, 1) > 0)
     if np.any(wrong):
         row, request = (int(axis[0]) for axis in np.nonzero(wrong))
         q, kv = requests.q[row, request], requests.kv[row, request]

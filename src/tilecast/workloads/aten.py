@@ -93,9 +93,9 @@ def launches(node: Node, matrix_dtype: str | None = None) -> tuple[Launch, ...]:
     """The kernels eager PyTorch runs for a node. `matrix_dtype` replaces fp32 in matrix products: tf32."""
     if node.is_view or not any(tensor.nbytes for tensor in node.outputs):
         return ()
-    if node.op.startswith("fused."):  # workloads/fusion.py
+    if node.op.startswith("fused."):  # workloads/groups.py
         work = dict(node.options)
-        return (Launch(replace(_pass(node, 0.0, 0.0), flop=work["flop"], special_ops=work["special"])),)
+        return (Launch(replace(_pass(node, 0.0, 0.0, passes=work.get("passes", 1)), flop=work["flop"], special_ops=work["special"])),)
     name = node.op.removeprefix("aten.").rstrip("_") if node.op.startswith("aten.") else node.op
     if name in ALLOCATIONS:
         return ()
@@ -371,10 +371,11 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("native_batch_norm_backward", "native_group_norm_backward", "batch_norm_backward"), _batch_norm_backward),
     "embedding": _embedding, "embedding_dense_backward": _embedding_backward,
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention",
-                     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", LATENT), _attention),
+                     "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention", LATENT,
+                     "flex_attention"), _attention),
     **dict.fromkeys(("_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_flash_attention_backward",
                      "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention_backward",
-                     f"{LATENT}_backward"), _attention_backward),
+                     f"{LATENT}_backward", "flex_attention_backward"), _attention_backward),
     **dict.fromkeys(("tilecast.fused_cross_entropy", "tilecast.fused_cross_entropy_backward"), _fused_loss),
     "tilecast.logged_cross_entropy": _logged_loss,
     "nll_loss_forward": _nll_loss, "nll_loss_backward": _nll_loss_backward,

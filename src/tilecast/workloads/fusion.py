@@ -1,39 +1,32 @@
 """What a compiler makes of a graph: runs of pointwise operators, norms and reductions become one kernel each, as PyTorch's inductor does.
 
-A graph has no edges, so groups are runs in the order of the trace: operators between two library calls that work on the same elements, or
-on the rows of them, are one kernel. It reads what no operator inside made and writes what is still wanted behind it. A kernel waits for the
-operator that reads it where no library call between them does (SwiGLU's SiLU, with the product of the up projection), and an operator joins
-the kernel before such calls where it reads none of their results; who reads what is told by shapes. Reductions over rows (softmax, norms)
-fuse with what is before and behind them, and so does a batch norm that has its statistics; a reduction over columns, such as the gradient
-of a bias, stands alone. Unfused attention of a forward pass becomes one kernel, as inductor's pattern matcher has it: since PyTorch 2.2 for
-BERT (its pull request 113004), later for GPT-2 (121866, 125562); before, its softmax fuses with what lies between the two products.
+Operators that work on the same elements, or on the rows of them, are one kernel (`workloads/groups.py`): with the kernel that makes what
+they read, else with the one before them, where nothing has run since. It reads what no operator inside made and writes what is still wanted
+behind it. A kernel waits for the operator that reads it where nothing between them does (SwiGLU's SiLU, with the product of the up
+projection), and an operator joins the kernel before other ones where it reads none of their results; who reads what is told by
+`workloads/flow.py`. Reductions over rows (softmax, norms, losses and the gradients of all of these) fuse with what is before and behind
+them, and so does a batch norm that has its statistics; a reduction over columns, such as the gradient of a bias, stands alone, unless it is
+that of a norm's weight. Unfused attention of a forward pass becomes one kernel, as inductor's pattern matcher has it: since PyTorch 2.2
+for BERT (its pull request 113004), later for GPT-2 (121866, 125562); before, its softmax fuses with what lies between the two products.
 Constants and views cost nothing.
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from tilecast.workloads.aten import POINTWISE, REDUCTIONS
+from tilecast.workloads.aten import POINTWISE
+from tilecast.workloads.flow import Uses, uses
+from tilecast.workloads.groups import Group, Sources, is_fusible, is_half, name_of, over_columns, parted
 from tilecast.workloads.kept import lean
-from tilecast.workloads.opgraph import HALF_OF, Node, OpGraph, TensorShape, folded, renamed
+from tilecast.workloads.opgraph import Node, OpGraph, TensorShape, folded, renamed
 
-NORMS = {  # over rows: FLOP and special-function operations on an element
-    "native_layer_norm": (8.0, 0.0), "_softmax": (6.0, 1.0), "_safe_softmax": (6.0, 1.0), "_log_softmax": (6.0, 1.0),
-    "_softmax_backward_data": (4.0, 0.0), "_log_softmax_backward_data": (5.0, 1.0), "embedding": (0.0, 0.0),
-}  # fmt: skip
-GIVEN_NORMS = dict.fromkeys(("_native_batch_norm_legit_no_training", "_batch_norm_no_update"), (4.0, 0.0))  # statistics given: pointwise
 SCORES = ("aten._softmax", "aten._safe_softmax")
 ATTENTION = "aten._scaled_dot_product_efficient_attention"
 CONSTANTS = "arange full full_like zeros zeros_like ones ones_like scalar_tensor empty empty_like new_zeros new_full".split()
-FUSED = "fused."
-
-Key = tuple[str, tuple[int, ...]]
-
-
-def name_of(node: Node) -> str:
-    return node.op.removeprefix("aten.").rstrip("_") if node.op.startswith("aten.") else node.op
+NUM_WAITING = 8  # groups
 
 
 def is_constant(node: Node) -> bool:
@@ -41,169 +34,84 @@ def is_constant(node: Node) -> bool:
     return not node.inputs and name_of(node) in CONSTANTS
 
 
-def over_columns(node: Node) -> bool:
-    """A reduction that leaves the last size as it is sums over rows of memory."""
-    if name_of(node) not in REDUCTIONS or not node.outputs or not node.inputs:
-        return False
-    made, read = node.outputs[0], max(node.inputs, key=lambda tensor: tensor.numel)
-    return bool(made.shape and read.shape and made.shape[-1] == read.shape[-1] and made.numel < read.numel)
-
-
-def is_fusible(node: Node) -> bool:
-    """Inductor generates no code for complex numbers: such operators run as in eager mode."""
-    name = name_of(node)
-    if any(tensor.dtype in HALF_OF for tensor in (*node.inputs, *node.outputs)):
-        return False
-    return name in POINTWISE or name in NORMS or name in REDUCTIONS or name in GIVEN_NORMS
-
-
-def keys(tensors: Iterable[TensorShape]) -> set[Key]:
-    """What tells tensors apart where there are no edges."""
-    return {(tensor.dtype, tensor.shape) for tensor in tensors}
-
-
-def domain(node: Node) -> int:
-    """Elements that a kernel for it walks over. A lookup walks over what it makes, not over its table."""
-    tensors = node.outputs if name_of(node) == "embedding" else (*node.inputs, *node.outputs)
-    return max((tensor.numel for tensor in tensors), default=1)
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """A kernel in the making."""
-
-    nodes: list[Node] = field(default_factory=list)
-    numel: int = 0
-    rows: set[int] = field(default_factory=set)  # what reductions inside have left of it
-    closed: bool = False
-    known_as: set[Key] = field(default_factory=set)  # its results, and views of them
-    called: set[Key] = field(default_factory=set)  # results of library calls behind it, and views of them
-    is_called_with: bool = False  # one of those calls reads its results
-
-    def takes(self, node: Node) -> bool:
-        if not self.nodes:
-            return True
-        if self.closed or over_columns(node) or node.phase != self.nodes[-1].phase:
-            return False
-        size = domain(node)
-        if size == self.numel or size in self.rows:
-            return True
-        # A smaller operand, such as the rows of a table of positions, is worked out where it is used.
-        inlined = size < self.numel and self.numel % size == 0 and (name_of(node) in POINTWISE or name_of(node) == "embedding")
-        grows = not self.rows and size % self.numel == 0 and any(tensor.numel == self.numel for tensor in node.inputs)
-        return inlined or grows
-
-    def add(self, node: Node) -> None:
-        self.nodes.append(node)
-        self.numel = max(self.numel, domain(node))
-        self.rows |= {tensor.numel for tensor in node.outputs if tensor.numel < self.numel and name_of(node) in (*NORMS, *REDUCTIONS)}
-        self.closed = over_columns(node)
-        self.known_as |= keys(node.outputs)
-
-    def passed(self, node: Node) -> None:
-        """Something behind it that is no part of it: a view gives results another shape, a library call may read them."""
-        read = keys(node.inputs)
-        if node.is_view:
-            self.known_as |= keys(node.outputs) if read & self.known_as else set()
-            self.called |= keys(node.outputs) if read & self.called else set()
-            return
-        self.is_called_with = self.is_called_with or bool(read & self.known_as)
-        self.called |= keys(node.outputs)
-
-    def joins(self, node: Node) -> str:
-        """Where an operator that reads it runs with it: at its `place`, `behind` the library calls since, or nowhere."""
-        if not self.takes(node):
-            return ""
-        if not self.called:
-            return "place"
-        read = keys(node.inputs)
-        if not read & self.known_as or (self.is_called_with and read & self.called):
-            return ""
-        return "behind" if read & self.called else "place"
-
-    def made(self) -> Node:
-        """One node: what it reads from memory, what it writes, and its work."""
-        if len(self.nodes) == 1 and name_of(self.nodes[0]) in NORMS:
-            return self.nodes[0]
-        held: list[tuple[str, int]] = []  # made before, and in registers
-        reads: list[TensorShape] = []
-        written: list[TensorShape] = []
-        flop = special = 0.0
-        for node in self.nodes:
-            waiting = list(held)
-            for tensor in node.inputs:
-                key = tensor.dtype, tensor.numel
-                if key in waiting:
-                    waiting.remove(key)
-                else:
-                    reads.append(_looked_up(node, tensor))
-            before = len(written)
-            written += node.outputs
-            own = [(tensor.dtype, tensor.numel) for tensor in node.outputs]
-            for tensor in node.frees:
-                # Made by an operator before this one; else one of its own results that nobody wants; else it came from outside.
-                if tensor in written[:before]:
-                    written.remove(tensor)
-                    before -= 1
-                elif tensor in written[before:] and all(tensor.numel != read.numel for read in node.inputs):
-                    written.remove(tensor)
-                key = tensor.dtype, tensor.numel
-                if key in held:  # and not its own result, which may have the size of what it frees
-                    held.remove(key)
-            held += own
-            each = next((table[name_of(node)] for table in (NORMS, POINTWISE, GIVEN_NORMS) if name_of(node) in table), (1.0, 0.0))
-            elements = max(tensor.numel for tensor in node.outputs) if name_of(node) in POINTWISE else domain(node)
-            flop, special = flop + each[0] * elements, special + each[1] * elements
-        frees = tuple(tensor for node in self.nodes for tensor in node.frees)
-        inside = [tensor for node in self.nodes for tensor in node.outputs]
-        for tensor in written:
-            inside.remove(tensor)
-        outside = list(frees)
-        for tensor in inside:
-            if tensor in outside:
-                outside.remove(tensor)
-        name = FUSED + "_".join(dict.fromkeys(name_of(node) for node in self.nodes))
-        options = (("flop", round(flop)), ("special", round(special)))
-        return Node(name, self.nodes[-1].phase, tuple(reads), tuple(written), tuple(outside), options)
-
-
-def _looked_up(node: Node, tensor: TensorShape) -> TensorShape:
-    """Of a table only the rows that are asked for are read."""
-    if name_of(node) == "embedding" and tensor is node.inputs[0]:
-        return replace(tensor, shape=node.outputs[0].shape, distinct=None)
-    return tensor
-
-
 @lru_cache(maxsize=32)
-def compiled(graph: OpGraph, finds_attention: bool = True) -> OpGraph:
+def compiled(graph: OpGraph, finds_attention: bool = True, mixes_orders: bool = True) -> OpGraph:
     """The graph as compiled kernels; library calls stay as they are."""
     nodes = list(graph.nodes())
     if graph.mode == "inference" and finds_attention:
         nodes = _with_attention(nodes)
     if graph.mode == "training":
         nodes = lean(nodes)
+    nodes = [part for node in nodes for part in parted(node)]
+    made: list[Node] = []
+    for each in _grouped(nodes):
+        made += each.kernels(mixes_orders) if isinstance(each, Group) else [each]
+    return renamed(graph, segments=folded(made))
+
+
+def _grouped(nodes: Sequence[Node]) -> list[Node | Group]:
+    """Library calls and groups, in the order they run."""
+    flow = uses(nodes)
+    sources = _sources(nodes, flow)
     made: list[Node | Group] = []
-    group = Group()
-    for node in nodes:
-        if node.is_view or is_constant(node) or not node.outputs:
-            group.passed(replace(node, is_view=True))
+    waiting: deque[Group] = deque(maxlen=NUM_WAITING)  # groups that may still grow, newest first
+    halves: list[tuple[Node, Uses]] = []  # of LayerNorm's backward pass: columns, which go with the rows that follow
+    for place, (node, used) in enumerate(zip(nodes, flow, strict=True)):
+        if _costs_nothing(node):
             if node.frees:  # memory is let go of all the same
                 made.append(replace(node, is_view=True, outputs=()))
             continue
-        if not is_fusible(node):
-            group.passed(node)
-            made.append(node)
+        if is_half(node, nodes[place + 1 : place + 2]):
+            halves.append((node, used))
             continue
-        where = group.joins(node)
-        if where == "behind":
-            made.remove(group)
-            group.called.clear()
-        elif not where:
-            group = Group()
-        if not group.nodes or where == "behind":
-            made.append(group)
-        group.add(node)
-    return renamed(graph, segments=folded([each.made() if isinstance(each, Group) else each for each in made]))
+        own, where = _joined(node, used, waiting) if is_fusible(node) else (None, "")
+        if where == "columns":
+            assert own is not None
+            own.hang(node, used)
+        else:
+            if own is not None and where == "behind":
+                made.remove(own)
+                made.append(own)
+                own.called.clear()
+            elif own is None:
+                own = Group(sources) if is_fusible(node) else None
+                made.append(own or node)
+                waiting.extendleft([own] if own else [])
+            if own is not None:
+                own.add(node, used)
+        for other in waiting:
+            if other is not own:
+                other.passed(used)
+        while halves and own is not None:
+            own.hang(*halves.pop())
+    return made
+
+
+def _costs_nothing(node: Node) -> bool:
+    return node.is_view or is_constant(node) or not node.outputs
+
+
+def _sources(nodes: Sequence[Node], flow: Sequence[Uses]) -> Sources:
+    allocated: dict[int, TensorShape] = {}
+    called_with, constants = set[int](), set[int]()
+    for node, used in zip(nodes, flow, strict=True):
+        allocated |= dict(zip(used.made, node.outputs, strict=False))
+        if is_constant(node):
+            constants |= set(used.made)
+        elif not is_fusible(node) and not node.is_view:
+            called_with |= set(used.read)
+    return Sources(allocated, called_with, constants)
+
+
+def _joined(node: Node, used: Uses, waiting: Sequence[Group]) -> tuple[Group | None, str]:
+    """The newest group that makes what it reads; else the newest one of all. And where it runs with it: a sum over columns, beside it."""
+    if over_columns(node):
+        own = next((group for group in waiting if group.holds(node, used)), None)
+        return own, "columns" if own else ""
+    for group in (*(group for group in waiting if group.is_read_by(node, used)), *list(waiting)[:1]):
+        if where := group.joins(node, used):
+            return group, where
+    return None, ""
 
 
 def _with_attention(nodes: Sequence[Node]) -> list[Node]:

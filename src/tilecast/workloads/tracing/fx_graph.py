@@ -1,6 +1,8 @@
 """From PyTorch's graph to ours: every operator with its tensors, the pass it belongs to, and the memory it frees."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor
 from torch.fx import Node as FxNode
 
 from tilecast.errors import InvalidInput
-from tilecast.workloads.opgraph import ITEM_BYTES, Node, TensorShape
+from tilecast.workloads.opgraph import ITEM_BYTES, PRODUCTS, Node, TensorShape
 
 DTYPES = {
     torch.bool: "bool", torch.uint8: "uint8", torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64",
@@ -18,6 +20,8 @@ DTYPES = {
 }  # fmt: skip
 # Views by another name: the schema promises no alias, but no kernel runs.
 UNDECLARED_VIEWS = ("aten._unsafe_view", "aten._reshape_alias", "aten.alias", "aten.lift_fresh_copy", "aten.lift_fresh")
+CONDITION = "cond"  # torch.cond
+FLEX = {"flex_attention": (0, 1, 2), "flex_attention_backward": (5, 0, 1, 2)}  # places of its operands
 # What a time depends on besides shapes -> the arguments' names in the schema.
 OPTIONS = {
     "aten.convolution": ("stride", "padding", "dilation", "transposed", "groups"),
@@ -75,11 +79,15 @@ def nodes_of(graph: torch.fx.GraphModule, training: bool, num_copied: int) -> li
             continue
         backward = node.meta.get("partitioner_tag") == "is_backward"
         phase = "backward" if backward else ("loss" if place >= loss_from else "forward")
+        if name_of(node) == CONDITION and (branch := _dearest_branch(node, graph)):
+            inside = [replace(each, phase=phase) for each in branch]
+            made += [*inside[:-1], replace(inside[-1], frees=(*inside[-1].frees, *frees.get(node, ())))]
+            continue
         made.append(
             Node(
                 op=name_of(node),
                 phase=phase,
-                inputs=tuple(shape_of(each.meta["val"]) for each in node.all_input_nodes if isinstance(each.meta.get("val"), Tensor)),
+                inputs=tuple(shape_of(each.meta["val"]) for each in _operands(node) if isinstance(each.meta.get("val"), Tensor)),
                 outputs=tuple(shape for index in range(_num_outputs(node)) if (shape := _output(node, index)) is not None),
                 frees=tuple(frees.get(node, ())),
                 options=_options(node),
@@ -87,6 +95,35 @@ def nodes_of(graph: torch.fx.GraphModule, training: bool, num_copied: int) -> li
             )
         )
     return made
+
+
+def _dearest_branch(node: FxNode, graph: torch.fx.GraphModule) -> list[Node]:
+    """Of torch.cond: the operators of the branch that multiplies most or, among equals, moves most."""
+    branches = [nodes_of(getattr(graph, str(each.target)), False, 0) for each in node.args[1:3] if isinstance(each, FxNode)]
+
+    def work(branch: list[Node]) -> tuple[int, int]:
+        moved = sum(tensor.nbytes for each in branch if not each.is_view for tensor in (*each.inputs, *each.outputs))
+        return sum(_multiplications(each) for each in branch), moved
+
+    return max(branches, key=work)
+
+
+def _multiplications(node: Node) -> int:
+    """About as many as its matrix products have."""
+    if node.op == "aten.convolution":
+        return node.outputs[0].numel * math.prod(node.inputs[1].shape[1:])
+    if node.op in PRODUCTS:
+        return node.outputs[0].numel * node.operands[-1].shape[-2]
+    return 2 * node.outputs[0].numel * node.operands[1].shape[-2] if "attention" in node.op else 0
+
+
+def _operands(node: FxNode) -> list[FxNode]:
+    """Tensors that it reads, each once. Of flex_attention queries, keys and values, which may be one tensor; backwards, behind the result's
+    gradient, as other attention has it."""
+    if name_of(node) in FLEX:
+        places = FLEX[name_of(node)]
+        return [each for place in places if isinstance(each := node.args[place], FxNode)]
+    return node.all_input_nodes
 
 
 def _first_clone(given: FxNode) -> FxNode | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn.attention import flex_attention
 from torch.utils import checkpoint
 
 # Operators that run as one kernel each way, which the tracer would take apart: PyTorch has their parts for machines without the kernel.
@@ -16,7 +17,7 @@ WHOLE = ("silu_backward", "upsample_nearest1d", "upsample_nearest2d", "upsample_
 
 @contextlib.contextmanager
 def traced_as_run() -> Iterator[None]:
-    with warnings.catch_warnings(), _quiet(), _without_mkldnn(), _whole_operators(), _unpadded():
+    with warnings.catch_warnings(), _quiet(), _without_mkldnn(), _whole_operators(), _unpadded(), _flexible():
         warnings.simplefilter("ignore")
         yield
 
@@ -90,6 +91,17 @@ def _unpadded() -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(masks, name, value)
+
+
+@contextlib.contextmanager
+def _flexible() -> Iterator[None]:
+    """flex_attention with gradients, which a GPU has and the CPU has not."""
+    before = flex_attention._validate_device
+    flex_attention._validate_device = lambda *_: None
+    try:
+        yield
+    finally:
+        flex_attention._validate_device = before
 
 
 @contextlib.contextmanager
