@@ -170,10 +170,11 @@ def inductors(config, dtype: str, monkeypatch) -> list[tuple[str, frozenset[str]
     from torch._inductor.graph import GraphLowering
 
     from tilecast.workloads.tracing.losses import TokenLoss
-    from tilecast.workloads.tracing.modules.base import Asked, families
+    from tilecast.workloads.tracing.modules.base import Asked
+    from tilecast.workloads.tracing.modules.family import networks
 
-    family, asked = families()[config["architectures"][0]], Asked(**ASKED)
-    module = family.build(config, asked).train().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
+    network, asked = networks()[config["architectures"][0]], Asked(**ASKED)
+    module = network.build(config, asked).train().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
     for name, weight in module.named_parameters(remove_duplicate=False):  # tied ones are told apart: aot_module takes each once
         holder, _, last = name.rpartition(".")
         setattr(module.get_submodule(holder), last, torch.nn.Parameter(weight.detach().clone()))
@@ -216,7 +217,7 @@ def inductors(config, dtype: str, monkeypatch) -> list[tuple[str, frozenset[str]
         partition_fn=partition,
         decompositions=select_decomp_table(),
     )
-    made(*family.inputs(asked)).backward()
+    made(*network.inputs(asked)).backward()
     return planned
 
 

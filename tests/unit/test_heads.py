@@ -25,7 +25,9 @@ ENCODER: dict[str, Any] = {
     "max_position_embeddings": 40,
 }  # fmt: skip
 DISTILBERT = {"dim": 64, "n_heads": 4, "hidden_dim": 128, "n_layers": 2, "vocab_size": 100, "max_position_embeddings": 40}
-LLAMA: dict[str, Any] = {**ENCODER, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
+LLAMA: dict[str, Any] = {
+    **ENCODER, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "sliding_window": None,
+}  # fmt: skip
 GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 40, "vocab_size": 100}
 OPT = {**ENCODER, "ffn_dim": 128}
 MPT = {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 100}
