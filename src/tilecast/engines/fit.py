@@ -112,15 +112,15 @@ def _smaller(room: Mapping[str, Any], batch: Batch) -> Iterator[dict[str, Any]]:
 def _fewer_on_more(
     config: ModelConfig, shard: Shard, engine: Engine, gpu: GpuSpec, batch: Batch, kv_dtype: str
 ) -> Iterator[dict[str, Any]]:
-    """Where no single change will do: as many of the requests as the first larger group holds that holds any, shortest first."""
-    pairs = sorted(zip(batch.input_tokens, batch.output_tokens, strict=True))
+    """Where no single change will do: as many of requests all alike as the first larger group holds that holds any."""
+    (isl, osl), *others = set(zip(batch.input_tokens, batch.output_tokens, strict=True))
 
     def held(other: Shard) -> int:
         return _largest(
-            lambda number: memory_of(config, other, engine, gpu, Batch.of_pairs(pairs[:number]), kv_dtype).fits, batch.num_requests
+            lambda number: memory_of(config, other, engine, gpu, Batch.uniform(number, isl, osl), kv_dtype).fits, batch.num_requests
         )
 
-    for other in _larger(config, shard, gpu):
+    for other in _larger(config, shard, gpu) if not others else ():
         if most := held(other):
             yield {**_changes(shard, other), "batch": most}
             return
