@@ -425,7 +425,8 @@ def test_a_model_with_an_image_encoder_says_that_only_its_language_part_is_count
     [
         ("openai/gpt-oss-20b", "head_dim"), ("openai/gpt-oss-20b", "sliding_window"), ("Qwen/Qwen3-30B-A3B", "head_dim"),
         ("Qwen/Qwen3-30B-A3B", "num_key_value_heads"), ("deepseek-ai/DeepSeek-V3", "first_k_dense_replace"),
-        ("deepseek-ai/DeepSeek-V3", "n_shared_experts"), ("mistralai/Mixtral-8x7B-v0.1", "num_key_value_heads"),
+        ("deepseek-ai/DeepSeek-V3", "n_shared_experts"), ("deepseek-ai/DeepSeek-V3", "q_lora_rank"),
+        ("mistralai/Mixtral-8x7B-v0.1", "num_key_value_heads"),
     ],
 )  # fmt: skip
 def test_a_field_that_models_of_a_family_differ_in_is_asked_for_and_not_guessed(model: str, field: str) -> None:

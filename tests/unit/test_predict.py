@@ -287,6 +287,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(run, arguments, message):
         ("input_tokens,output_tokens,input_tokens\n5,7,9\n", "has the column input_tokens more than once"),
         ("input_tokens,output_tokens\n5,7\n1,024,8\n", "line 3: 8 stands behind the last column"),
         ("input_tokens,output_tokens\n", "holds no requests"),
+        ('input_tokens,output_tokens\n"8,2\n9,3\n', "is no CSV in UTF-8: unexpected end of data"),
         ("input_tokens\n5\n", "lacks the column output_tokens"),
         ("input_tokens,output_tokens\n5,0\n", "line 2: output_tokens = '0'"),
         ("input_tokens,output_tokens\n5,7\n5\n", "line 3: output_tokens = ''"),

@@ -13,7 +13,7 @@ def read_requests(path: str | Path) -> list[tuple[int, int]]:
     """(input, output) tokens of every request; a problem is one sentence with its line."""
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file)
+            reader = csv.DictReader(file, strict=True)
             header = [name.strip() for name in reader.fieldnames or []]
             if not header:
                 raise InvalidInput(f"{path} is empty; it must start with the line input_tokens,output_tokens")

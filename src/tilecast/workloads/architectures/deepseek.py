@@ -19,6 +19,8 @@ def read(table: Mapping[str, Any], name: str) -> ModelConfig:
     refuse(text, said, "index_topk", "attention_bias")
     if text.get("qk_nope_head_dim") in (None, 0):
         raise InvalidInput("qk_nope_head_dim is missing")
+    if said != NAMES[1] and "q_lora_rank" not in text:  # V2-Lite alone has none
+        raise InvalidInput(f"q_lora_rank is missing; {said} models differ in it")
     attention = LatentAttention(
         num_heads=size(text, "num_attention_heads"),
         q_lora_rank=optional(text, "q_lora_rank"),
