@@ -9,6 +9,7 @@ import pytest
 from tilecast import hardware
 from tilecast.engines.base import engine, with_settings
 from tilecast.engines.predict import predict
+from tilecast.errors import InvalidInput
 from tilecast.explore.comparison import compare
 from tilecast.serving.load import predict_load
 from tilecast.workloads import aggregate
@@ -82,3 +83,9 @@ def test_where_no_single_change_would_fit_fewer_requests_on_more_gpus_are_named(
     assert set(choice) == {"tp", "batch"}
     assert predict("Qwen/Qwen3-32B", "rtx-4090", **asked, **choice).fits
     assert not predict("Qwen/Qwen3-32B", "rtx-4090", **asked, **choice | {"batch": choice["batch"] + 1}).fits
+
+
+@pytest.mark.parametrize("held", ["int3", "int8", "nvfp4"])
+def test_a_cache_in_another_format_is_refused_with_the_two_that_are_allowed(held: str) -> None:
+    with pytest.raises(InvalidInput, match=f"kv_dtype = {held} must be fp8 or the model's own bf16"):
+        predict("Qwen/Qwen3-0.6B", "h100-sxm", batch=1, isl=8, osl=2, kv_dtype=held)

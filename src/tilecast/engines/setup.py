@@ -12,7 +12,7 @@ from tilecast.dtypes import dtype, quantisation
 from tilecast.engines.base import Engine, kernel_step, with_settings
 from tilecast.engines.base import engine as engine_named
 from tilecast.engines.fit import memory_of
-from tilecast.errors import InvalidInput, SpecError
+from tilecast.errors import InvalidInput, SpecError, UnknownName
 from tilecast.hardware import GpuSpec, NodeSpec
 from tilecast.learning.profiles import Profile
 from tilecast.workloads.architectures import architecture
@@ -141,8 +141,16 @@ def _check_dtypes(config: ModelConfig, gpu: GpuSpec, kv_dtype: str | None) -> No
             what = "the dtype" if name == config.dtype else f"needed for {name}, the quantisation"
             half = "; --quant fp16 (quant='fp16') predicts it in that" if name == config.dtype == "bf16" and "fp16" in rates else ""
             raise SpecError(f"{gpu.id} does not compute in {computed}, {what} of {config.name}; it has {', '.join(sorted(rates))}{half}")
-    if kv_dtype is not None and dtype(kv_dtype).name not in ("fp8", config.dtype):
+    if kv_dtype is not None and _plain_name(kv_dtype) not in ("fp8", config.dtype):
         raise InvalidInput(f"kv_dtype = {kv_dtype} must be fp8 or the model's own {config.dtype}")
+
+
+def _plain_name(name: str) -> str | None:
+    """Of a number format under any of its names; None of one that nobody knows."""
+    try:
+        return dtype(name).name
+    except UnknownName:
+        return None
 
 
 def check_context(config: ModelConfig, batch: Batch, allow_longer: bool) -> None:
