@@ -36,7 +36,8 @@ DEEP = Settings(local_trees=400, local_depth=7, rows_per_slice=48_000)
 SETTINGS = {
     "gemm": Settings(local_trees=400, local_depth=7, local_rate=0.2, most_host=0.2),
     "attention_prefill": replace(DEEP, most_host=0.2),
-    "attention_decode": replace(DEEP, shared_as_timed=True, most_host=0.2),
+    "attention_decode": replace(DEEP, shared_as_timed=True, tells_cold_apart=True, most_host=0.2),
+    "moe": Settings(tells_cold_apart=True),
 }
 KERNEL = ("dtype", "identity")
 FAINT = 10  # times as many rows of a twin drown a GPU's own

@@ -44,6 +44,7 @@ class Settings:
     shared_rate: float = 0.1
     shared_rows: int = 3_000  # of one GPU, engine, dtype and identity: all of them, equally
     shared_as_timed: bool = False  # whether shared trees see rows in the state they were timed in: caches differ most between GPUs
+    tells_cold_apart: bool = False  # whether slices are told of whose rows found their data in L2, and so say nothing of DRAM
     most_host: float = 1.0  # share of the host in a row timed by events, above which it teaches nothing of the kernel
     local_trees: int = 300
     local_depth: int = 6
@@ -200,7 +201,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
             everywhere = np.concatenate([seen[rows], named[data.group_of[rows]]], axis=1) if settings.shared_as_timed else columns
             here = left[rows] - shared.predict(everywhere)
             local[key] = boost(columns, here, None, trees, settings.local_depth, settings.local_rate, settings.bins)
-            if (settings.shared_as_timed or family == "moe") and _found_in_l2(data.where(rows)):
+            if settings.tells_cold_apart and _found_in_l2(data.where(rows)):
                 warm.add(key)
     return Correction(
         family=family,
