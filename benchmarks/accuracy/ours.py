@@ -16,7 +16,8 @@ from tilecast.execution import Protocol
 from tilecast.kernels.base import execution_of, priced
 from tilecast.kernels.registry import kernels
 from tilecast.learning.features import SIZES, launches
-from tilecast.predictors.kernel import predict_kernel
+from tilecast.predictors.kernel import KernelPrediction, predict_kernel
+from tilecast.predictors.law import Asked, lawful
 
 LEFT_OUT_ROWS, HELD_OUT_ROWS = 10_000, 16_000  # a suite fits many times; its intervals come from fits with fewer rows
 IDENTITY = ("gpu", "engine", "dtype", "identity", "timer", "cache")
@@ -88,17 +89,39 @@ class Learned:
             nothing = np.full(len(analytic_s), np.nan)
             return nothing, analytic_s, nothing
         corrected = self.correction.correct(found, group.gpu)
-        median_s = np.maximum(analytic_s * np.exp(corrected.log_ratio), time.bound_s)
-        return np.maximum(median_s * np.exp(-corrected.width), time.bound_s), median_s, median_s * np.exp(corrected.width)
+        learned_s = np.maximum(analytic_s * np.exp(corrected.log_ratio), time.bound_s)
+        physics, learned = lambda kernel: priced(kernel, group.gpu, group.protocol), lambda kernel: self._learned_s(group, kernel)
+        median_s = np.atleast_1d(lawful(group.kernel, time, learned_s, Asked(physics, learned)))
+        factor = np.exp(corrected.width)
+        low_s, high_s = np.minimum(learned_s, median_s) / factor, np.maximum(learned_s, median_s) * factor
+        return np.maximum(low_s, time.bound_s), median_s, high_s
+
+    def _learned_s(self, group: Group, kernel: Any) -> Seconds:
+        """The median before the law of doubling, of another launch of the group's."""
+        time = priced(kernel, group.gpu, group.protocol)
+        found = self.correction.correct(launches(kernel, group.gpu, time, group.protocol, group.engine), group.gpu)
+        return np.asarray(np.maximum(time.analytic_s * np.exp(found.log_ratio), time.bound_s))
 
 
 def shipped(rows: pl.DataFrame, family: str) -> Seconds:
     """The package's own answer for every row, under the row's protocol and engine."""
-    return _answered(rows, family, _as_shipped)
+    return _answered(rows, family, lambda group: _predicted(group).median_s)
 
 
-def _as_shipped(group: Group) -> Seconds:
-    return predict_kernel(group.kernel, group.gpu, timer=group.protocol.timer, cache=group.protocol.cache, engine=group.engine).median_s
+def shipped_and_learned(rows: pl.DataFrame, family: str) -> tuple[Seconds, Seconds]:
+    """The same, and what it was before the law of doubling."""
+    learned_s = np.full(rows.height, np.nan)
+
+    def median_s(group: Group) -> Seconds:
+        found = _predicted(group)
+        learned_s[group.rows] = found.learned_s
+        return found.median_s
+
+    return _answered(rows, family, median_s), learned_s
+
+
+def _predicted(group: Group) -> KernelPrediction:
+    return predict_kernel(group.kernel, group.gpu, timer=group.protocol.timer, cache=group.protocol.cache, engine=group.engine)
 
 
 def _quiet(_: str) -> None:

@@ -1,12 +1,12 @@
 """Laws of the median, with whatever corrections are shipped and with none: nothing beats its bound, the interval holds the median,
-a batch equals its members, and doubling a size makes a launch faster no more often than in measurements."""
+a batch equals its members, and doubling a size leaves 0.97 of the time at the least."""
 
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tilecast import hardware
@@ -114,11 +114,47 @@ def test_in_physics_doubling_a_size_never_makes_a_launch_faster(family: str, see
         assert lost[worst] <= MOST_LOST, f"{family} on {gpu}, {launch}: twice the {what} takes {lost[worst]:.1%} less"
 
 
-# The most that may lose more than 3 %, in percent of the launches and doublings sampled below, and the most that one may lose. Measured
-# launches do so in 1 to 7 % of cases, and a median that never did could not be as accurate (docs/decisions/0010). Physics splits KV by
-# rule, as attention kernels do, where the whole would be cheaper: FlashInfer's merging makes 64 heads of 256 tokens slower than 80.
+protocol_of_rows = {"timer": "graph", "cache": "rotated"}
+
+
+@each_family
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+@pytest.mark.parametrize("protocol", [{}, protocol_of_rows], ids=["asked", "as rows are timed"])
+def test_doubling_a_size_leaves_97_percent_of_the_time(family: str, engine: str, protocol: dict[str, str]) -> None:
+    rng = np.random.default_rng(0)
+    for gpu in GPUS:
+        shape = sampled(family, rng)
+        for what, lost in lost_when_doubled(family, shape, gpu, True, doublings(family), engine=engine, **protocol).items():
+            held = lost if what != "batch" or family != "gemm" else np.where(shape["batch"] > 1, lost, 0.0)  # one product: another kernel
+            worst = int(held.argmax())
+            launch = {name: int(values[worst]) for name, values in shape.items()}
+            assert held[worst] <= MOST_LOST + 1e-9, f"{family} on {gpu}, {launch}: twice the {what} takes {held[worst]:.1%} less"
+
+
+@each_family
+@settings(deadline=None, max_examples=40)
+@given(data=st.data(), gpu=gpus)
+def test_a_lone_launch_keeps_the_law_too(family: str, data: st.DataObject, gpu: str) -> None:
+    shape = data.draw(shapes(family))
+    names = data.draw(st.sampled_from(doublings(family)))
+    assume(names != ("batch",) or family != "gemm" or shape["batch"] > 1)  # one product is another kernel than a batch of two
+    larger = shape | {name: 2 * shape[name] for name in names}
+    before, after = (predicted(family, each, gpu, True).median_s[0] for each in (shape, larger))
+    assert after >= (1 - MOST_LOST - 1e-9) * before
+
+
+def test_where_the_law_moves_a_median_its_interval_holds_what_was_learned() -> None:
+    """cuBLAS takes 14 us for this product on L40S as TensorRT-LLM calls it (measured), and 5 us for one of twice the rows and columns."""
+    small, large = (predicted("gemm", {"m": m, "n": n, "k": 3072}, "l40s", True, engine="trtllm") for m, n in ((4, 64), (8, 128)))
+    assert small.learned_s[0] > 2 * large.median_s[0]
+    assert small.median_s[0] == pytest.approx(large.median_s[0] / 0.97**2, rel=0.05)
+    assert small.low_s[0] <= small.median_s[0] < small.learned_s[0] <= small.high_s[0]
+
+
+# What kernels are built for is free: another number of query heads to a KV head, or another width of a head, is another kernel. Physics
+# splits KV by rule, as attention kernels do, where the whole would be cheaper: FlashInfer's merging makes 64 heads of 256 tokens slower
+# than 80. The most that may lose more than 3 %, in percent of the launches and doublings sampled below, and the most that one may lose.
 MOST_OFTEN = {
-    ("gemm", True): (1.8, 55), ("moe", True): (0.8, 25),
     ("attention_prefill", False): (2.4, 70), ("attention_prefill", True): (3.3, 72),
     ("attention_decode", False): (0.6, 36), ("attention_decode", True): (1.6, 36),
     ("mla_prefill", False): (1.1, 40), ("mla_prefill", True): (1.9, 34),
@@ -131,14 +167,22 @@ def test_launches_that_get_faster_when_doubled_stay_rare_and_mild(family: str, l
     rng = np.random.default_rng(0)
     lost = np.concatenate([lost for gpu in GPUS for lost in lost_when_doubled(family, sampled(family, rng), gpu, learned).values()])
     share, worst = MOST_OFTEN[family, learned]
-    assert 100 * np.mean(lost > MOST_LOST) < share
+    assert 100 * np.mean(lost > MOST_LOST + 1e-9) < share
     assert 100 * lost.max() < worst
 
 
-def lost_when_doubled(family: str, shape: dict[str, np.ndarray], gpu: str, learned: bool) -> dict[str, np.ndarray]:
-    """What is doubled -> the share of its median that each launch then loses."""
-    before = predicted(family, shape, gpu, learned).median_s
-    return {what: 1 - predicted(family, larger, gpu, learned).median_s / before for what, larger in doubled(shape).items()}
+def doublings(family: str) -> tuple[tuple[str, ...], ...]:
+    """What the law holds for."""
+    return kernel_record(family).doublings
+
+
+def lost_when_doubled(
+    family: str, shape: dict[str, np.ndarray], gpu: str, learned: bool, of: tuple[tuple[str, ...], ...] = (), **how: str
+) -> dict[str, np.ndarray]:
+    """What is doubled -> the share of its median that each launch then loses; unless told `of` what, of all sizes."""
+    before = predicted(family, shape, gpu, learned, **how).median_s
+    named = {" and ".join(names): shape | {name: 2 * shape[name] for name in names} for names in of} or doubled(shape)
+    return {what: 1 - predicted(family, larger, gpu, learned, **how).median_s / before for what, larger in named.items()}
 
 
 def doubled(shape: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:

@@ -1,7 +1,7 @@
 """Ceilings: calibrated, monotone, never below the bound; and a gap whose parts add up."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_ceilings_rise_with_the_quantile_and_never_beat_the_bound(gpu, family):
 
 
 def _fields(kernel):
-    return {name: getattr(kernel, name) for name in kernel.__dataclass_fields__ if not name.startswith("family")}
+    return {entry.name: getattr(kernel, entry.name) for entry in fields(kernel)}
 
 
 def test_scores_of_a_ceiling_fall_with_the_quantile():

@@ -75,6 +75,7 @@ class Priced(NamedTuple):
     clock_hz: Numbers
     launch_s: Numbers
     dram_bytes: Numbers
+    flop_s: Numbers  # the problem's FLOP at the highest rate: the part of the bound that doubles with every size
     analysis: Once  # the whole account, made when somebody reads it: many predictions are asked for their median alone
 
 
@@ -120,7 +121,8 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     memory_s = maximum(busy["dram"], tasks.operand_bytes / (rates.dram_bytes_per_s * using.l2_over_dram))
     running = smooth_maximum([pipelines_s + rounds * using.fill_s + (using.drain_s + exposed_s), memory_s])
     launch_s = rates.launch_s - tasks.hidden_s + (using.host_event_s if protocol.timer == "event" else 0.0)
-    bound_s = _bound(tasks, gpu, rates)
+    flop_s = tasks.least_flop / rates.highest_flop_per_s
+    bound_s = _bound(tasks, gpu, flop_s)
     time_s = maximum(running + (tasks.fixed_s + launch_s), bound_s)
     chosen = _chooser(time_s, num_launches, len(tasks.variants))
     analytic_s = fastest_s = chosen(time_s)
@@ -181,6 +183,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
         clock_hz=clock_hz,
         launch_s=chosen(launch_s),
         dram_bytes=chosen(tasks.dram_bytes),
+        flop_s=chosen(flop_s),
         analysis=Once(analysis),
     )
 
@@ -340,11 +343,9 @@ def _work_per_task(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> dict[str, tup
     return work
 
 
-def _bound(tasks: TaskSet, gpu: GpuSpec, rates: _Rates) -> Numbers:
+def _bound(tasks: TaskSet, gpu: GpuSpec, flop_s: Numbers) -> Numbers:
     """The least work of the problem, for the asked cache state, at the highest rates: nothing real is faster (decision 0011)."""
-    bound_s = tasks.least_bytes / gpu.dram_bytes_per_s
-    if _used(tasks.least_flop):
-        bound_s = maximum(bound_s, tasks.least_flop / rates.highest_flop_per_s)
+    bound_s: Numbers = maximum(tasks.least_bytes / gpu.dram_bytes_per_s, flop_s)
     if _used(tasks.least_port_bytes):
         bound_s = maximum(bound_s, tasks.least_port_bytes / (gpu.num_sms * PORT_BYTES_PER_CLOCK * gpu.highest_clock_hz))
     return bound_s

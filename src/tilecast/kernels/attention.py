@@ -32,7 +32,7 @@ from tilecast.kernels.attention_loops import (
     resolved,
     threads_per_sm,
 )
-from tilecast.kernels.base import count, flag, sizes
+from tilecast.kernels.base import Doublings, count, flag, sizes
 from tilecast.kernels.matrix_units import split_gain
 from tilecast.kernels.requests import Requests, asked_lengths, checked_lengths, lengths, over_requests, uniform
 
@@ -41,6 +41,7 @@ MASK_FLOP = 24.0  # of a score whose key may lie before a window: positions, two
 SIMT_FLOP = 8.0  # vector slots of a multiply-add on vector units: two loads, two conversions, the product, and a sum over lanes in three
 NARROWING_BYTES = 3.0  # of an element: read in 16 bits, written in 8
 DEFAULT_ENGINE = "sglang"
+DOUBLINGS: Doublings = (("batch",), ("num_heads", "num_kv_heads"))
 
 # ---- what is asked -----------------------------------------------------------------------------------------------
 
@@ -388,6 +389,16 @@ class _Attention:
     engine: str | None = None  # whose operator surrounds the kernel, which variant of it runs; None: SGLang's
     split: int | None = None  # fix the parts of a split KV instead of choosing
 
+    @property
+    def has_sizes(self) -> bool:
+        """Whether its requests are alike, and so have a size to double."""
+        return self.q_lens is None and self.kv_lens is None
+
+    @property
+    def doubles_flop(self) -> bool:
+        """Whether every size does: more keys than a window holds are no more work."""
+        return self.window is None
+
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run."""
         return newest_sglang(gpu)
@@ -445,6 +456,7 @@ class AttentionPrefill(_Attention):
     """
 
     family: ClassVar[str] = "attention_prefill"
+    doublings: ClassVar[Doublings] = (("q_len", "kv_len"), *DOUBLINGS)
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         return attention_tasks(self, gpu, protocol, decode=False)
@@ -455,6 +467,7 @@ class AttentionDecode(_Attention):
     """One new token per request (or a few, q_len) attends to its cache of kv_len tokens, itself included."""
 
     family: ClassVar[str] = "attention_decode"
+    doublings: ClassVar[Doublings] = (("kv_len",), *DOUBLINGS)
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         return attention_tasks(self, gpu, protocol, decode=True)

@@ -16,6 +16,7 @@ from tilecast.execution import Protocol as Timing
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 
+Doublings = tuple[tuple[str, ...], ...]  # sizes that double together: with each of them a launch may only take longer
 LARGEST = 2**53  # above this a float64 no longer counts one by one
 
 
@@ -218,5 +219,6 @@ def priced(kernel: Any, gpu: GpuSpec, protocol: Timing) -> Priced:
         clock_hz=analysis.clock_hz,
         launch_s=analysis.launch_s,
         dram_bytes=0.0,
+        flop_s=0.0,
         analysis=Once(lambda: analysis),
     )

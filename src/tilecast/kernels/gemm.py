@@ -20,7 +20,7 @@ from tilecast.execution.cache import from_dram, hit_fraction, least_from_dram
 from tilecast.execution.fitted import Constants
 from tilecast.execution.tasks import Floats, Numbers, ceil_div
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import count, flag, launch_sizes
+from tilecast.kernels.base import Doublings, count, flag, launch_sizes
 
 # Output tiles (rows, columns) that libraries ship. Tensor cores take 16 rows at the least; SIMT kernels tile for registers.
 TENSOR_TILES = ((16, 64), (16, 128), (32, 128), (64, 64), (64, 128), (128, 64), (128, 128), (64, 256), (128, 256), (256, 128))
@@ -61,6 +61,9 @@ class Gemm:
     """C[m, n] = A[m, k] B[k, n], `batch` times; k is summed. dtype names the quantisation; fp32 means TF32 off."""
 
     family: ClassVar[str] = "gemm"
+    doublings: ClassVar[Doublings] = (("m",), ("n",), ("k",), ("batch",))
+    one_alone: ClassVar[str] = "batch"  # one product is another kernel than a batch of two
+    doubles_flop: ClassVar[bool] = True  # every size does
 
     m: Any
     n: Any

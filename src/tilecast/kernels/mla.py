@@ -26,7 +26,7 @@ from tilecast.kernels.attention_loops import (
     mma_style,
     resolved,
 )
-from tilecast.kernels.base import count, sizes
+from tilecast.kernels.base import Doublings, count, sizes
 from tilecast.kernels.requests import asked_lengths, checked_lengths, lengths, uniform
 
 IDENTITIES = ("flashmla", "flashinfer", "trtllm", "triton")
@@ -39,6 +39,8 @@ PREFILL_LOOPS = {"flashinfer": "flashinfer_fa2", "trtllm": "trtllm", "fa3": "fa3
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Mla:
     """`batch` requests of q_len new tokens; kv_len counts them too. The latent sizes are DeepSeek-V3's unless given."""
+
+    doubles_flop: ClassVar[bool] = True  # every size does
 
     batch: Any = 1
     q_len: Any = None
@@ -55,6 +57,11 @@ class _Mla:
     identity: str | None = None
     split: int | None = None  # fix the parts of a split KV instead of choosing
 
+    @property
+    def has_sizes(self) -> bool:
+        """Whether its requests are alike, and so have a size to double."""
+        return self.q_lens is None and self.kv_lens is None
+
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run."""
         return newest_sglang_mla(gpu)
@@ -65,6 +72,7 @@ class MlaPrefill(_Mla):
     """Keys and values were expanded from the latent before: an attention whose keys are wider than its values."""
 
     family: ClassVar[str] = "mla_prefill"
+    doublings: ClassVar[Doublings] = (("q_len", "kv_len"), ("batch",))
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         identity = resolved(self.identity, gpu, (*IDENTITIES, *EXPANDED), default=newest_sglang_mla(gpu))
@@ -82,6 +90,7 @@ class MlaDecode(_Mla):
     """All query heads of a token form one tile over a cache that is read once for keys and values."""
 
     family: ClassVar[str] = "mla_decode"
+    doublings: ClassVar[Doublings] = (("kv_len",), ("batch",))
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         identity = resolved(self.identity, gpu, IDENTITIES, default=newest_sglang_mla(gpu))

@@ -18,6 +18,7 @@ from tilecast.execution.cache import hit_fraction, in_turn_fraction, least_from_
 from tilecast.execution.fitted import load
 from tilecast.execution.tasks import Floats, ceil_div
 from tilecast.hardware import GpuSpec
+from tilecast.kernels.base import Doublings
 from tilecast.kernels.expert_loads import busiest_rank
 from tilecast.kernels.matrix_units import legacy_stretch
 from tilecast.kernels.moe_defaults import CONFIGURATION
@@ -54,6 +55,8 @@ class Moe:
     """
 
     family: ClassVar[str] = "moe"
+    doublings: ClassVar[Doublings] = (("num_tokens",), ("hidden_size",), ("inter_size",))
+    doubles_flop: ClassVar[bool] = True  # every one of these does
 
     num_tokens: Any
     hidden_size: Any
@@ -78,6 +81,12 @@ class Moe:
     def __post_init__(self) -> None:
         if not isinstance(self.distribution, str):
             object.__setattr__(self, "distribution", written(self.distribution))
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether its tokens are dealt out by a law, for any number of them, and not named expert by expert."""
+        texts = [self.distribution] if isinstance(self.distribution, str) else self.distribution
+        return not any(str(text).lstrip().startswith(("[", "{")) for text in texts)
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run; data-centre Blackwell has kernels without a name of their own."""

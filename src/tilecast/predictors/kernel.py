@@ -13,14 +13,15 @@ import numpy as np
 from tilecast import hardware, units
 from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution import Analysis, Once, Priced, Protocol
-from tilecast.execution.arithmetic import exp, maximum
+from tilecast.execution.arithmetic import exp, maximum, minimum
 from tilecast.execution.protocol import CACHES, TIMERS
-from tilecast.execution.tasks import Floats
+from tilecast.execution.tasks import Floats, Numbers
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import check_asked, check_lists, priced
 from tilecast.learning.correction import Corrected, Correction, usable
 from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
+from tilecast.predictors.law import Asked, lawful
 
 if TYPE_CHECKING:
     from tilecast.learning.profiles import Profile
@@ -41,6 +42,7 @@ class KernelPrediction:
     median_s: Floats
     low_s: Floats
     high_s: Floats
+    learned_s: Floats  # the median before the law of doubling
     analysed: Once
     basis: np.ndarray
     profile: "Profile | None" = None
@@ -112,6 +114,7 @@ def predict_kernel(
         median_s=joined.median_s,
         low_s=joined.low_s,
         high_s=joined.high_s,
+        learned_s=joined.learned_s,
         analysed=joined.analysed,
         basis=joined.basis,
         profile=measured,
@@ -135,6 +138,7 @@ class _Part(NamedTuple):
     median_s: Floats
     low_s: Floats
     high_s: Floats
+    learned_s: Floats
     basis: np.ndarray
 
     def settled(self) -> "_Part":
@@ -159,8 +163,10 @@ def _predict_part(
     median_s, bound_s = found.analytic_s, found.bound_s
     corrected = _corrected(correction, kernel, gpu, asked) if correction is not None and asked is not None else None
     width = _half_width(corrected, kernel.family)
-    if corrected is not None:
+    kept: Any = 1.0
+    if corrected is not None and correction is not None:
         median_s = maximum(median_s * exp(corrected.log_ratio), bound_s)
+        kept = _kept(kernel, real, real_found, corrected, protocol, engine, correction)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
 
@@ -170,11 +176,31 @@ def _predict_part(
         shift, width = profile.adjust(sites_of(kernel, real, real_found, protocol, engine, known), width)
         median_s = maximum(median_s * exp(shift), bound_s)
     factor = exp(width)
-    low_s, high_s = maximum(median_s / factor, bound_s), median_s * factor
+    learned_s: Any = median_s
+    median_s = maximum(learned_s * kept, bound_s)  # and the interval holds what was learned
+    low_s, high_s = maximum(minimum(learned_s, median_s) / factor, bound_s), maximum(learned_s, median_s) * factor
     if not isinstance(median_s, np.ndarray):
-        median_s, low_s, high_s = np.array([median_s]), np.array([low_s]), np.array([high_s])
+        median_s, low_s, high_s, learned_s = (np.array([value]) for value in (median_s, low_s, high_s, learned_s))
     basis = corrected.basis if corrected is not None else np.full(len(median_s), "analytic")
-    return _Part(found.analysis, median_s, low_s, high_s, basis)
+    return _Part(found.analysis, median_s, low_s, high_s, learned_s, basis)
+
+
+def _kept(
+    kernel: Any, gpu: GpuSpec, found: Priced, corrected: Corrected, protocol: Protocol, engine: str, correction: Correction
+) -> Numbers:
+    """What the law of doubling leaves of the median, as a factor."""
+
+    def learned_s(cost: Priced, said: Corrected) -> Any:
+        return maximum(cost.analytic_s * exp(said.log_ratio), cost.bound_s)
+
+    def median_s(other: Any) -> Numbers:
+        run = _as_corrected(other, gpu, engine, correction)
+        cost = priced(run, gpu, protocol)
+        found_s: Numbers = learned_s(cost, _corrected(correction, run, gpu, launches(run, gpu, cost, protocol, engine)))
+        return found_s
+
+    before_s: Numbers = learned_s(found, corrected)
+    return lawful(kernel, found, before_s, Asked(lambda other: priced(other, gpu, protocol), median_s)) / before_s
 
 
 def _shipped(family: str) -> Correction | None:

@@ -1,0 +1,139 @@
+"""The law of doubling: a launch of twice the size takes at least 0.97 of the time.
+
+Whoever has a kernel for twice the work can pad half of it, so a median is lowered to what its doublings allow. What is learned follows
+measurements, which do not keep the law: libraries change kernels with the size (decision 0010). The least median over all doublings keeps
+it; physics says which of them could matter.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import combinations_with_replacement
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tilecast.execution import Priced
+from tilecast.execution.tasks import Floats, Numbers
+from tilecast.kernels.base import LARGEST, RAGGED
+
+KEPT = 0.97  # of the time, at the least, when a size doubles
+LOG_KEPT = -math.log(KEPT)
+MOST_DOUBLINGS = 8  # of all sizes together
+LARGEST_FALL = 1.5  # log: where physics grows by more, nothing learned makes up for it
+CHUNK, FEW = 4096, 64  # launches asked for at once, and few enough that asking twice costs more than asking for too many
+FOLLOWS = {"num_kv_heads": "num_heads", "kv_len": "q_len"}  # a size that was left open is another one
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who is asked about other launches of a kernel: physics, and the median as learned."""
+
+    physics: Callable[[Any], Priced]
+    median_s: Callable[[Any], Numbers]
+
+
+def lawful(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbers:
+    """The medians as the law leaves them; `found` is what physics says of the same launches.
+
+    Requests of different lengths, and experts with tokens of their own, have no one size to double: they stay as they were learned.
+    """
+    if not getattr(kernel, "doublings", ()) or not getattr(kernel, "has_sizes", True):
+        return median_s
+    is_lone = not isinstance(median_s, np.ndarray)
+    is_open = KEPT * median_s > 2.0 * found.flop_s if kernel.doubles_flop else median_s > 0.0  # else no doubled launch is that fast
+    kept_s = np.atleast_1d(np.asarray(median_s, np.float64))
+    if np.any(is_open):
+        rows = np.flatnonzero(np.broadcast_to(is_open, kept_s.shape))
+        kept_s = _lowered(kernel, rows, np.atleast_1d(found.analytic_s), kept_s, asked)
+    return float(kept_s[0]) if is_lone else kept_s
+
+
+def _lowered(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
+    """Each median, or less where a launch with something doubled is that much faster."""
+    which, powers = _faster(kernel, rows, analytic_s, median_s, asked)
+    lowest_s = median_s.copy()
+    for start in range(0, len(which), CHUNK):
+        row, power = which[start : start + CHUNK], powers[start : start + CHUNK]
+        other_s = np.asarray(asked.median_s(_doubled(kernel, row, power)))
+        np.minimum.at(lowest_s, row, other_s / KEPT ** power.sum(axis=1))
+    return lowest_s
+
+
+def _faster(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> tuple[Integers, Integers]:
+    """Which launches (P,) may be slower than the law allows for which of their doublings (P, A): for several sizes doubled, as far as what
+    physics grows by with each of them adds up."""
+    growth = _growth(kernel, rows, analytic_s, median_s, asked)
+    is_open = np.isfinite(growth[:, :, 1]).any(axis=1)
+    rows, growth = rows[is_open], growth[is_open]
+    every = _powers(growth.shape[1])
+    total = LOG_KEPT * every.sum(axis=1) + sum(growth[:, axis, power] for axis, power in enumerate(every.T))
+    place, which = np.nonzero(total < LARGEST_FALL)
+    return rows[place], every[which]
+
+
+def _growth(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
+    """What physics grows by, in log, with each size doubled so many times; inf from where no such launch is faster than the law allows."""
+    is_doubled = _held(kernel, len(median_s))[rows]
+    growth = np.full((*is_doubled.shape, MOST_DOUBLINGS + 1), np.inf)
+    growth[:, :, 0] = 0.0
+    for first, last in ((1, MOST_DOUBLINGS),) if is_doubled.size < FEW else ((1, 1), (2, MOST_DOUBLINGS)):
+        row, axis = (each[:, None] for each in np.nonzero(is_doubled))
+        row, axis, step = (each.reshape(-1) for each in np.broadcast_arrays(row, axis, np.arange(first, last + 1)))
+        if not len(row):
+            break
+        power = np.eye(is_doubled.shape[1], dtype=np.int64)[axis] * step[:, None]
+        found = asked.physics(_doubled(kernel, rows[row], power))
+        grown = np.log(found.analytic_s / analytic_s[rows[row]])
+        may_be_faster = (grown + LOG_KEPT * step < LARGEST_FALL) & (found.bound_s < KEPT**step * median_s[rows[row]])
+        growth[row, axis, step] = np.where(may_be_faster, grown, np.inf)
+        is_doubled = np.isfinite(growth[:, :, last])
+    return np.asarray(np.maximum.accumulate(growth, axis=2))
+
+
+def _held(kernel: Any, num_launches: int) -> NDArray[np.bool_]:
+    """Which launches are held to which doublings (L, A): all whose sizes can double, but one alone where many are another kernel."""
+    held = np.ones((num_launches, len(kernel.doublings)), bool)
+    for axis, names in enumerate(kernel.doublings):
+        for name in names:
+            held[:, axis] &= _size(kernel, name) <= LARGEST >> MOST_DOUBLINGS
+        if names == (getattr(kernel, "one_alone", None),):
+            held[:, axis] &= _size(kernel, names[0]) > 1
+    return held
+
+
+def _size(kernel: Any, name: str) -> Integers:
+    """One for each launch, or one for all."""
+    given = getattr(kernel, name)
+    return np.ravel(getattr(kernel, FOLLOWS[name]) if given is None else given).astype(np.int64)
+
+
+@cache
+def _powers(num_axes: int) -> Integers:
+    """All ways to double up to MOST_DOUBLINGS times along the axes."""
+    counts = range(1, MOST_DOUBLINGS + 1)
+    every = [steps for count in counts for steps in combinations_with_replacement(range(num_axes), count)]
+    return np.array([[steps.count(axis) for axis in range(num_axes)] for steps in every])
+
+
+def _doubled(kernel: Any, rows: Integers, powers: Integers) -> Any:
+    """These of its launches, each with its sizes doubled as often as `powers` (P, A) say."""
+    size: dict[str, Integers] = {}
+    for names, power in zip(kernel.doublings, powers.T, strict=True):
+        for name in names:
+            if name not in size:
+                every = _size(kernel, name)
+                size[name] = every if len(every) == 1 else every[rows]
+            size[name] = size[name] << power
+    return replace(kernel, **{**_taken(kernel, rows), **size})
+
+
+def _taken(kernel: Any, rows: Integers) -> dict[str, Any]:
+    """Of what differs between launches, the entries of these."""
+    given = {entry.name: getattr(kernel, entry.name) for entry in fields(kernel) if entry.name not in RAGGED}
+    lists = {name: value for name, value in given.items() if isinstance(value, list | np.ndarray) and len(value) > 1}
+    return {name: np.asarray(value)[rows] for name, value in lists.items()}
