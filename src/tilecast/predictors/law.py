@@ -46,11 +46,11 @@ def lawful(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbe
         return median_s
     is_lone = not isinstance(median_s, np.ndarray)
     is_open = KEPT * median_s > 2.0 * found.flop_s if kernel.doubles_flop else median_s > 0.0  # else no doubled launch is that fast
-    kept_s = np.atleast_1d(np.asarray(median_s, np.float64))
-    if np.any(is_open):
-        rows = np.flatnonzero(np.broadcast_to(is_open, kept_s.shape))
-        kept_s = _lowered(kernel, rows, np.atleast_1d(found.analytic_s), kept_s, asked)
-    return float(kept_s[0]) if is_lone else kept_s
+    if not np.any(is_open):
+        return median_s
+    every_s, rows = np.atleast_1d(median_s), np.flatnonzero(np.broadcast_to(is_open, np.size(median_s)))
+    kept_s = _lowered(kernel, rows, np.atleast_1d(found.analytic_s), every_s, asked)
+    return kept_s.item() if is_lone else kept_s
 
 
 def _lowered(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
