@@ -16,15 +16,17 @@ from tilecast.engines.step import predict_layouts, predict_step
 from tilecast.workloads.aten import matrix_flop
 from tilecast.workloads.divided import undivided
 from tilecast.workloads.expert_parallel import expert_parallel
+from tilecast.workloads.fusion import compiled
 from tilecast.workloads.layout import Layout, Members, members
 from tilecast.workloads.opgraph import renamed
 from tilecast.workloads.recompute import recomputed
-from tilecast.workloads.stages import Layers, layers
+from tilecast.workloads.stages import Layers, layers, layers_of
 from tilecast.workloads.step_models import model_graph
 from tilecast.workloads.tensor_parallel import tensor_parallel
 
 MODEL, GPU = "mosaicml/mpt-1b", "a100-sxm-80gb"
 ASKED = {"mode": "training", "batch": 64, "seq": 512, "dtype": "bf16"}
+GPT3, GPT3_ASKED = "GPT3-2.7B", {"mode": "training", "batch": 4, "seq": 512, "dtype": "fp32"}
 times = st.floats(1e-4, 1.0)
 
 
@@ -340,6 +342,30 @@ def test_experts_are_sharded_by_the_gpus_that_hold_the_same_ones(how, copies):
         assert found.memory.gradients_bytes == pytest.approx(4 * shards, rel=1e-6)
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("how", [{"tp": 8}, {"tp": 4, "pp": 2, "micro_batches": 2}])
+@pytest.mark.parametrize("recompute", [False, "selective"])
+def test_a_compiler_leaves_the_layers_and_their_messages_as_they_are(how, sequence_parallel, recompute):
+    # Tokens that are divided are gathered before a product: a compiler that lost sight of them fused every third layer otherwise, so that
+    # GPT3-2.7B had 10 layers of 32, and a third of its messages.
+    eager, fused = (
+        predict_step(GPT3, GPU, **GPT3_ASKED, **how, sequence_parallel=sequence_parallel, recompute=recompute, runtime=runtime)
+        for runtime in ("eager", "compiled")
+    )
+    assert [(each.name, each.bytes, each.number) for each in fused.collectives] == [
+        (each.name, each.bytes, each.number) for each in eager.collectives
+    ]
+
+
+@pytest.mark.parametrize("recompute", [False, "selective", "full"])
+def test_a_compiled_layer_is_one_layer_however_tokens_are_divided(recompute):
+    whole = model_graph(GPT3, **GPT3_ASKED | {"batch": 2}, recompute=recompute)
+    for sequence_parallel in (False, True):
+        divided = tensor_parallel(undivided(whole), 8, sequence_parallel=sequence_parallel)
+        parts = layers_of(replace(divided, graph=compiled(divided.graph)))
+        assert parts.number == layers(whole).number and all(parts.number - held <= 1 for held in parts.held.values())
+
+
 @pytest.mark.parametrize("how", [{"fsdp": 4}, {"fsdp": 8}, {"dp": 4, "zero": 1}, {"dp": 8, "zero": 1}])
 @pytest.mark.parametrize("ep", [1, 2, 4])
 def test_gpus_that_shard_hold_the_whole_model_once_however_experts_are_spread(how, ep):
@@ -353,10 +379,10 @@ def test_experts_are_gathered_and_scattered_by_the_gpus_that_hold_the_same_ones(
     told = {(each.family, each.ranks): each.bytes * each.number for each in pairs.collectives if "sharded experts" in each.name}
     # Forward and backward 0.805e9 experts of 4 bytes between two GPUs, and their gradients once.
     assert told == {("all_gather", 2): 2 * 4 * EXPERTS, ("reduce_scatter", 2): 4 * EXPERTS}
-    # Kept: an eighth of what all share and half of the experts; two of four layers, and what lies around them, are gathered at once.
+    # Kept: an eighth of what all share and half of the experts; two of 24 layers, and what lies around them, are gathered at once.
     shared_layer = next(each.bytes for each in alone.collectives if each.family == "reduce_scatter")
-    rest = 4 * SHARED - 4 * shared_layer
-    assert pairs.memory.weights_bytes == pytest.approx(4 * (SHARED / 8 + EXPERTS / 2) + 2 * (shared_layer + EXPERTS) + rest, rel=1e-6)
+    rest, expert_layer = 4 * SHARED - 24 * shared_layer, 4 * EXPERTS / 24
+    assert pairs.memory.weights_bytes == pytest.approx(4 * (SHARED / 8 + EXPERTS / 2) + 2 * (shared_layer + expert_layer) + rest, rel=1e-6)
     assert alone.memory.weights_bytes == pytest.approx(4 * (SHARED / 4 + EXPERTS) + 2 * shared_layer + rest, rel=1e-6)
 
 
