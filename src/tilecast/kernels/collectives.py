@@ -43,8 +43,10 @@ DUAL_DIE_LINKS = ("nvlink5",)  # of GPUs made of two dies: a hop takes longer
 # What rings and trees reach of adapters: NVIDIA's own DGX A100 192 of 200 GB/s (NVIDIA/nccl#812), 46 to 48 of 50 GB/s each of H100
 # (NVIDIA/nccl-tests#290). A lone pair that sends reaches as much of its adapter as of NVLink: 36 of 50 GB/s in Vidur's rows of H100.
 NETWORK_FRACTION = 0.94
-# A hop between nodes: NCCL's own table (tuning.cc: net, simple). Vidur's pairs take 12 us more than inside a node on H100, 14 on A100.
-NETWORK_STEP_S = 14e-6
+# A hop between nodes, by whether a pair sends: NCCL's own table (tuning.cc, net), of trees with few bytes (LL) and of its simple protocol.
+# A tiny all-reduce of two A100 in two boxes takes 20 us, its start included (NVIDIA/nccl-tests#150); pairs 12 us more than inside a box on
+# H100 and 14 on A100 (Vidur's rows).
+NETWORK_STEP_S = {False: 5e-6, True: 14e-6}
 FULL_BOX = 8  # GPUs: a smaller catalogued box is one that somebody measured, and has to be named
 
 
@@ -73,7 +75,7 @@ class Group:
     ranks: Floats
     per_node: Floats
     hop_s: float  # from one rank to the next: flag, fence, and the way through the switch
-    network_hop_s: float  # ... in another node
+    latency_factor: float  # of hops between nodes
     node: NodeSpec
     link_bytes_per_s: Floats  # nominal, one GPU, one direction
     reached_bytes_per_s: Floats  # what data reach of it
@@ -243,7 +245,7 @@ class _Collective(ABC):
             ranks=ranks,
             per_node=per_node,
             hop_s=using.packaged_step_s if node.link_kind in DUAL_DIE_LINKS else using.step_s,
-            network_hop_s=NETWORK_STEP_S * (self.latency_factor or 1.0),
+            latency_factor=self.latency_factor or 1.0,
             node=node,
             link_bytes_per_s=link,
             reached_bytes_per_s=link * fraction,
@@ -305,7 +307,8 @@ def _cost(way: Way, group: Group, using: CollectiveConstants, gpu: GpuSpec) -> C
     network_s = np.asarray(way.network_volume / (group.network_bytes_per_s * _network_fraction(way, using)))
     transfer_s = np.maximum(link_s, network_s)
     ramp_s = using.ramp_s * transfer_s / (using.ramp_s + transfer_s) if way.chunked else 0.0
-    waits_s = using.start_s + (way.steps - way.network_steps) * group.hop_s + way.network_steps * group.network_hop_s
+    outside_s = way.network_steps * NETWORK_STEP_S[way.by_pairs] * group.latency_factor
+    waits_s = using.start_s + (way.steps - way.network_steps) * group.hop_s + outside_s
     return Cost(waits_s=waits_s, link_s=link_s, network_s=network_s, ramp_s=ramp_s)
 
 
