@@ -52,6 +52,7 @@ SOURCES = {
         "collectives.GPUS_OF_A_TRAY",
         "collectives.MAX_GPUS_CUSTOM",
         "collectives.NETWORK_STEP_S",
+        "collectives.RACK_HOPS",
         "collectives.IN_FLIGHT_BYTES",
         "collectives.ONE_SHOT_BYTES",
         "collectives.SYMMETRIC_BYTES",

@@ -93,6 +93,22 @@ def test_tensorrt_llm_sums_in_one_step_while_nccl_would_take_longer(kib, num_gpu
     assert found.analytic_s[0] <= analytic_s(replace(kernel, identity="nccl"), H100, GRAPH)
 
 
+RACK_US = {  # medians of rows of GB300 in aiconfigurator-core 0.12.0 (Apache-2.0), in a CUDA graph: 1, 2, 8, 64 and 512 MiB
+    ("trtllm", 8): (7.6, 9.9, 26.0, 181.4, 1419.9), ("trtllm", 16): (8.3, 13.0, 36.0, 264.8, 2071.2),
+    ("vllm", 16): (52.0, 52.6, 97.2, 286.3, 1617.8), ("sglang", 16): (52.1, 53.5, 85.4, 279.1, 1580.8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "num_gpus"), RACK_US)
+def test_sums_across_the_trays_of_a_rack_take_what_was_measured(engine, num_gpus):
+    # TensorRT-LLM's took 16.4 to 31.9 us of 1 MiB: it was taken for NCCL on 16 GPUs, and on eight for a kernel that tells every peer.
+    kernel = AllReduce(bytes=[2**20 * size for size in (1, 2, 8, 64, 512)], num_gpus=num_gpus, identity="custom", engine=engine)
+    found = execution_of(kernel, hardware.gpu("gb300"), GRAPH)
+    ratio = 1e6 * found.analytic_s / np.array(RACK_US[engine, num_gpus])
+    assert (abs(np.log(ratio[2:])) < 0.4).all() and (engine != "trtllm" or (abs(np.log(ratio)) < 0.3).all())
+    assert set(found.variant) == {"two-shot"} if engine == "trtllm" else "switch" not in found.variant
+
+
 def test_over_pcie_only_pairs_run_an_engines_kernel():
     rtx = hardware.gpu("rtx-pro-6000-server")
     pair, four = (AllReduce(bytes=1 << 17, num_gpus=number, identity="custom") for number in (2, 4))

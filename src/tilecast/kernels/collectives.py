@@ -38,6 +38,8 @@ SYMMETRIC_BYTES = {False: 256 * 2**10, True: 2**20}
 SYMMETRIC_RANKS = 8
 SYMMETRIC_HOPS = 7
 GPUS_OF_A_TRAY = 4  # of a rack that is one NVLink domain
+# TensorRT-LLM's kernel for racks (mnnvlTwoShotAllreduceKernel): parts to their ranks, sums to all by multicast; data are their own flags.
+RACK_HOPS = 3
 JOINED = ("switch", "mesh")  # topologies in which every GPU may read every other's memory; elsewhere just a pair does
 DUAL_DIE_LINKS = ("nvlink5",)  # of GPUs made of two dies: a hop takes longer
 # What rings and trees reach of adapters: NVIDIA's own DGX A100 192 of 200 GB/s (NVIDIA/nccl#812), 46 to 48 of 50 GB/s each of H100
@@ -357,8 +359,9 @@ def _is_symmetric(group: Group, engine: str | None) -> Floats:
 
 
 def _crosses_trays(group: Group) -> Floats:
-    """Which groups span trays of a rack. Only for these does TensorRT-LLM sum in two steps; elsewhere its rows are those of one step up to
-    where NCCL is faster (512 KB on the eight GPUs of a DGX H100), then NCCL's."""
+    """Which groups span trays of a rack. Only for these does TensorRT-LLM sum in two steps, whatever their number and size; elsewhere its
+    rows are those of one step up to where NCCL is faster (512 KB on the eight GPUs of a DGX H100), then NCCL's. NCCL leaves the adding to
+    a switch in a box only: its rows of eight and 16 GB300 are a ring's."""
     return np.asarray((group.ranks > GPUS_OF_A_TRAY) & (group.node.num_gpus > MAX_GPUS_CUSTOM))
 
 
@@ -388,7 +391,10 @@ class AllReduce(_Collective):
         in_symmetric = allowed & _is_symmetric(group, self.engine)
         allowed = allowed & ~in_symmetric
         is_trtllm = self.engine == "trtllm"
-        in_one, in_two = (allowed, allowed & _crosses_trays(group)) if is_trtllm else _by_rule(group, allowed)
+        crosses = _crosses_trays(group)
+        if is_trtllm:
+            allowed = np.asarray(allowed | (one_node & crosses))
+        in_one, in_two = (allowed, allowed & crosses) if is_trtllm else _by_rule(group, allowed)
         read = (group.ranks - 1.0) * group.bytes
         asked = np.inf if is_trtllm else IN_FLIGHT_BYTES
         return [
@@ -396,14 +402,17 @@ class AllReduce(_Collective):
             Way(name="tree", steps=2.0 * depth, volume=2.0 * group.bytes, network_steps=hops, network_volume=outside),
             Way(  # between nodes a tree (NVLSTree)
                 name="switch", steps=group.per_node + 1.0 + hops, volume=group.bytes * (1.0 + 1.0 / group.per_node), network_steps=hops,
-                network_volume=outside, in_switch=True, usable=np.asarray(group.per_node > 2),
+                network_volume=outside, in_switch=True, usable=np.asarray((group.per_node > 2) & np.logical_not(crosses)),
             ),
             Way(
                 name="one-shot", steps=np.ones_like(read), volume=read, by_engine=True, in_flight_bytes=asked, usable=in_one,
                 if_faster=is_trtllm and group.node.topology in JOINED,
             ),
             # Each of the two barriers is told to every peer.
-            Way(name="two-shot", steps=group.ranks + 3.0, volume=ring.volume, by_engine=True, in_flight_bytes=asked, usable=in_two),
+            Way(
+                name="two-shot", steps=RACK_HOPS + 0.0 * read if is_trtllm else group.ranks + 3.0, volume=ring.volume, by_engine=True,
+                in_flight_bytes=asked, usable=in_two,
+            ),
             Way(
                 name="symmetric", steps=SYMMETRIC_HOPS + 0.0 * read, volume=ring.volume, by_engine=True, in_flight_bytes=np.inf,
                 usable=in_symmetric,
