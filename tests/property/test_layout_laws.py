@@ -219,6 +219,19 @@ def test_replicas_add_every_gradient_once_whatever_the_micro_batches():
     assert sum(each.bytes * each.number for each in found.collectives) == pytest.approx(2 * found.inputs["num_parameters"], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("how", "weights"),
+    [({"zero": 1}, 40e6), ({"zero": 2}, 40e6), ({"master_weights": True, "fp32_gradients": True}, 40e6), ({}, 25 * 2**20 / 2)],
+)
+def test_buckets_of_gradients_are_megatrons_where_its_buffers_hold_them(how, weights):
+    # Its distributed_data_parallel.py: the larger of 40 million weights and a million for every replica; PyTorch's have 25 MiB.
+    for replicas in (8, 64):
+        found = predict_step(MODEL, GPU, **ASKED, dp=replicas, **how)
+        number = sum(each.number for each in found.collectives if each.family in ("reduce_scatter", "all_reduce"))
+        least = found.inputs["num_parameters"] / (max(weights, 1e6 * replicas) if weights == 40e6 else weights)
+        assert least <= number < least + 2  # of layers, and of what lies around them
+
+
 def test_tensor_parallel_adds_two_activations_a_layer_each_way():
     # Micro-batch of 64 / 1 texts x 512 tokens x 2048 x 2 bytes; 2 sums forward and 2 backward in 24 layers.
     found = predict_step(MODEL, GPU, **ASKED, tp=8)
