@@ -38,8 +38,8 @@ def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = Fa
                 along = _divided_dimension(node, body, attended)
                 wide = node.outputs[0].shape[-1] * SMALLEST_WIDTH >= body.hidden  # a narrow part is added up with what it becomes
                 sums += along == "k" and wide and (node.phase == "forward" or runs_again(node))
-                made = maps.product(node, along)
-                nodes += [*maps.gathered(node, made), made]
+                product = maps.product(node, along)
+                nodes += [*maps.gathered(node, product), product]
             else:
                 if node.phase == "forward" or runs_again(node):
                     sums += body.experts.share_out(node)
