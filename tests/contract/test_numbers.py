@@ -51,6 +51,8 @@ SOURCES = {
         "collectives.LARGEST_CUSTOM_BYTES",
         "collectives.GPUS_OF_A_TRAY",
         "collectives.MAX_GPUS_CUSTOM",
+        "collectives.NETWORK_STEP_S",
+        "collectives.RACK_HOPS",
         "collectives.IN_FLIGHT_BYTES",
         "collectives.ONE_SHOT_BYTES",
         "collectives.SYMMETRIC_BYTES",
@@ -113,6 +115,7 @@ SOURCES = {
     },
     "published": {  # ratios that a library's authors measured
         "attention_backward.SLOWER",
+        "collectives.NETWORK_FRACTION",
         "flash_attention_1.SLOWER_FORWARD",
         "flash_attention_1.SLOWER_BACKWARD",
     },

@@ -16,15 +16,17 @@ from tilecast.engines.step import predict_layouts, predict_step
 from tilecast.workloads.aten import matrix_flop
 from tilecast.workloads.divided import undivided
 from tilecast.workloads.expert_parallel import expert_parallel
+from tilecast.workloads.fusion import compiled
 from tilecast.workloads.layout import Layout, Members, members
 from tilecast.workloads.opgraph import renamed
 from tilecast.workloads.recompute import recomputed
-from tilecast.workloads.stages import Layers, layers
+from tilecast.workloads.stages import Layers, layers, layers_of
 from tilecast.workloads.step_models import model_graph
 from tilecast.workloads.tensor_parallel import tensor_parallel
 
 MODEL, GPU = "mosaicml/mpt-1b", "a100-sxm-80gb"
 ASKED = {"mode": "training", "batch": 64, "seq": 512, "dtype": "bf16"}
+GPT3, GPT3_ASKED = "GPT3-2.7B", {"mode": "training", "batch": 4, "seq": 512, "dtype": "fp32"}
 times = st.floats(1e-4, 1.0)
 
 
@@ -217,13 +219,34 @@ def test_replicas_add_every_gradient_once_whatever_the_micro_batches():
     assert sum(each.bytes * each.number for each in found.collectives) == pytest.approx(2 * found.inputs["num_parameters"], rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("how", "weights"),
+    [({"zero": 1}, 40e6), ({"zero": 2}, 40e6), ({"master_weights": True, "fp32_gradients": True}, 40e6), ({}, 25 * 2**20 / 2)],
+)
+def test_buckets_of_gradients_are_megatrons_where_its_buffers_hold_them(how, weights):
+    # Its distributed_data_parallel.py: the larger of 40 million weights and a million for every replica; PyTorch's have 25 MiB.
+    for replicas in (8, 64):
+        found = predict_step(MODEL, GPU, **ASKED, dp=replicas, **how)
+        number = sum(each.number for each in found.collectives if each.family in ("reduce_scatter", "all_reduce"))
+        least = found.inputs["num_parameters"] / (max(weights, 1e6 * replicas) if weights == 40e6 else weights)
+        assert least <= number < least + 2  # of layers, and of what lies around them
+
+
 def test_tensor_parallel_adds_two_activations_a_layer_each_way():
     # Micro-batch of 64 / 1 texts x 512 tokens x 2048 x 2 bytes; 2 sums forward and 2 backward in 24 layers.
     found = predict_step(MODEL, GPU, **ASKED, tp=8)
     (one,) = found.collectives
     assert (one.family, one.bytes, one.number, one.ranks, one.per_node) == ("all_reduce", 64 * 512 * 2048 * 2, 4 * 24, 8, 8)
     both = predict_step(MODEL, GPU, **ASKED, tp=8, sequence_parallel=True).collectives
-    assert {each.family for each in both} == {"reduce_scatter", "all_gather"} and {each.number for each in both} == {4 * 24}
+    # Inputs of the first layer of a pair are not kept whole: backwards they are gathered once more.
+    assert {each.family: each.number for each in both} == {"reduce_scatter": 4 * 24, "all_gather": 6 * 24}
+
+
+def test_sequence_parallelism_waits_for_gradients_that_it_gathers():
+    # No product can run before: two gathers a layer and micro-batch are waited for, at least.
+    plain = predict_step(MODEL, GPU, **ASKED, tp=8, sequence_parallel=True)
+    gather = next(each for each in plain.collectives if each.family == "all_gather")
+    assert plain.exposed_s["backward"] >= 2 * 24 * gather.total_s / gather.number
 
 
 def test_stages_send_activations_forward_and_gradients_back():
@@ -340,6 +363,30 @@ def test_experts_are_sharded_by_the_gpus_that_hold_the_same_ones(how, copies):
         assert found.memory.gradients_bytes == pytest.approx(4 * shards, rel=1e-6)
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("how", [{"tp": 8}, {"tp": 4, "pp": 2, "micro_batches": 2}])
+@pytest.mark.parametrize("recompute", [False, "selective"])
+def test_a_compiler_leaves_the_layers_and_their_messages_as_they_are(how, sequence_parallel, recompute):
+    # Tokens that are divided are gathered before a product: a compiler that lost sight of them fused every third layer otherwise, so that
+    # GPT3-2.7B had 10 layers of 32, and a third of its messages.
+    eager, fused = (
+        predict_step(GPT3, GPU, **GPT3_ASKED, **how, sequence_parallel=sequence_parallel, recompute=recompute, runtime=runtime)
+        for runtime in ("eager", "compiled")
+    )
+    assert [(each.name, each.bytes, each.number) for each in fused.collectives] == [
+        (each.name, each.bytes, each.number) for each in eager.collectives
+    ]
+
+
+@pytest.mark.parametrize("recompute", [False, "selective", "full"])
+def test_a_compiled_layer_is_one_layer_however_tokens_are_divided(recompute):
+    whole = model_graph(GPT3, **GPT3_ASKED | {"batch": 2}, recompute=recompute)
+    for sequence_parallel in (False, True):
+        divided = tensor_parallel(undivided(whole), 8, sequence_parallel=sequence_parallel)
+        parts = layers_of(replace(divided, graph=compiled(divided.graph)))
+        assert parts.number == layers(whole).number and all(parts.number - held <= 1 for held in parts.held.values())
+
+
 @pytest.mark.parametrize("how", [{"fsdp": 4}, {"fsdp": 8}, {"dp": 4, "zero": 1}, {"dp": 8, "zero": 1}])
 @pytest.mark.parametrize("ep", [1, 2, 4])
 def test_gpus_that_shard_hold_the_whole_model_once_however_experts_are_spread(how, ep):
@@ -353,10 +400,10 @@ def test_experts_are_gathered_and_scattered_by_the_gpus_that_hold_the_same_ones(
     told = {(each.family, each.ranks): each.bytes * each.number for each in pairs.collectives if "sharded experts" in each.name}
     # Forward and backward 0.805e9 experts of 4 bytes between two GPUs, and their gradients once.
     assert told == {("all_gather", 2): 2 * 4 * EXPERTS, ("reduce_scatter", 2): 4 * EXPERTS}
-    # Kept: an eighth of what all share and half of the experts; two of four layers, and what lies around them, are gathered at once.
+    # Kept: an eighth of what all share and half of the experts; two of 24 layers, and what lies around them, are gathered at once.
     shared_layer = next(each.bytes for each in alone.collectives if each.family == "reduce_scatter")
-    rest = 4 * SHARED - 4 * shared_layer
-    assert pairs.memory.weights_bytes == pytest.approx(4 * (SHARED / 8 + EXPERTS / 2) + 2 * (shared_layer + EXPERTS) + rest, rel=1e-6)
+    rest, expert_layer = 4 * SHARED - 24 * shared_layer, 4 * EXPERTS / 24
+    assert pairs.memory.weights_bytes == pytest.approx(4 * (SHARED / 8 + EXPERTS / 2) + 2 * (shared_layer + expert_layer) + rest, rel=1e-6)
     assert alone.memory.weights_bytes == pytest.approx(4 * (SHARED / 4 + EXPERTS) + 2 * shared_layer + rest, rel=1e-6)
 
 

@@ -93,6 +93,22 @@ def test_tensorrt_llm_sums_in_one_step_while_nccl_would_take_longer(kib, num_gpu
     assert found.analytic_s[0] <= analytic_s(replace(kernel, identity="nccl"), H100, GRAPH)
 
 
+RACK_US = {  # medians of rows of GB300 in aiconfigurator-core 0.12.0 (Apache-2.0), in a CUDA graph: 1, 2, 8, 64 and 512 MiB
+    ("trtllm", 8): (7.6, 9.9, 26.0, 181.4, 1419.9), ("trtllm", 16): (8.3, 13.0, 36.0, 264.8, 2071.2),
+    ("vllm", 16): (52.0, 52.6, 97.2, 286.3, 1617.8), ("sglang", 16): (52.1, 53.5, 85.4, 279.1, 1580.8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "num_gpus"), RACK_US)
+def test_sums_across_the_trays_of_a_rack_take_what_was_measured(engine, num_gpus):
+    # TensorRT-LLM's took 16.4 to 31.9 us of 1 MiB: it was taken for NCCL on 16 GPUs, and on eight for a kernel that tells every peer.
+    kernel = AllReduce(bytes=[2**20 * size for size in (1, 2, 8, 64, 512)], num_gpus=num_gpus, identity="custom", engine=engine)
+    found = execution_of(kernel, hardware.gpu("gb300"), GRAPH)
+    ratio = 1e6 * found.analytic_s / np.array(RACK_US[engine, num_gpus])
+    assert (abs(np.log(ratio[2:])) < 0.4).all() and (engine != "trtllm" or (abs(np.log(ratio)) < 0.3).all())
+    assert set(found.variant) == {"two-shot"} if engine == "trtllm" else "switch" not in found.variant
+
+
 def test_over_pcie_only_pairs_run_an_engines_kernel():
     rtx = hardware.gpu("rtx-pro-6000-server")
     pair, four = (AllReduce(bytes=1 << 17, num_gpus=number, identity="custom") for number in (2, 4))
@@ -136,6 +152,36 @@ def test_two_nodes_are_bound_by_their_adapters():
     assert bound_s(SendRecv(bytes=GIGABYTE, num_gpus=2, gpus_per_node=1, node="dgx-a100")) == pytest.approx(1e9 / 25e9)
 
 
+def bus_bytes_per_s(kernel, gpu, passes):
+    """What NCCL's tests call bus bandwidth."""
+    return passes * (kernel.num_gpus - 1) / kernel.num_gpus * kernel.bytes / analytic_s(kernel, gpu)
+
+
+def test_rings_and_trees_fill_the_adapters_between_boxes():
+    # NVIDIA's own: eight adapters of DGX A100 192 GB/s (NVIDIA/nccl#812), 46 to 48 GB/s each of DGX H100 (NVIDIA/nccl-tests#290).
+    for num_gpus in (16, 64):
+        kernel = AllReduce(bytes=8 * GIGABYTE, num_gpus=num_gpus, node="dgx-a100")
+        assert bus_bytes_per_s(kernel, A100, 2) == pytest.approx(192e9, rel=0.06)
+    assert bus_bytes_per_s(AllReduce(bytes=8 * GIGABYTE, num_gpus=64, node="dgx-h100"), H100, 2) == pytest.approx(8 * 47e9, rel=0.06)
+    assert bus_bytes_per_s(AllReduce(bytes=8 * GIGABYTE, num_gpus=16, node="dgx-h100"), H100, 2) == pytest.approx(470e9, rel=0.12)
+
+
+@pytest.mark.parametrize("collective", [AllGather, ReduceScatter])
+def test_a_ring_passes_everything_through_every_adapter(collective):
+    # 15/16 of 1 GB, an eighth through each of eight 25 GB/s adapters: as much as from four boxes, though half of it could do.
+    kernel = collective(bytes=8 * GIGABYTE, num_gpus=16, node="dgx-a100")
+    assert bus_bytes_per_s(kernel, A100, 1) == pytest.approx(8 * 25e9 * 0.94, rel=0.02)
+    assert bound_s(kernel) == pytest.approx(max(8 / 2 / 8 / 25, 8 * 15 / 16 / 300))
+    assert analytic_s(replace(kernel, num_gpus=32)) == pytest.approx(analytic_s(kernel) * 31 / 30, rel=0.01)
+
+
+@pytest.mark.parametrize(("gpu", "node", "told_us"), [(H100, "dgx-h100", 18), (A100, "dgx-a100", 24)])
+def test_a_hop_between_boxes_takes_longer(gpu, node, told_us):
+    # Vidur's medians of 2 to 20 KB; inside a box 6 and 10 us
+    near, far = (analytic_s(SendRecv(bytes=1 << 13, num_gpus=2, gpus_per_node=each, node=node), gpu) for each in (2, 1))
+    assert 10e-6 < far - near < 15e-6 and far == pytest.approx(told_us * 1e-6, rel=0.4)
+
+
 def test_fewer_peers_of_a_mesh_mean_fewer_links():
     # 8 x MI300X: 64 GB/s to each peer
     assert bound_s(SendRecv(bytes=GIGABYTE, num_gpus=2), MI300X) == pytest.approx(1e9 / 64e9)
@@ -154,6 +200,12 @@ def test_the_catalogue_knows_the_box_of_a_gpu():
     assert node_of(hardware.gpu("rtx-4090"), None).num_gpus == 8  # the catalogued pair has to be named
     faster = hardware.gpu("h100-sxm", {"link_bytes_per_s": 900e9})
     assert node_of(faster, None).link_bytes_per_s == 900e9
+
+
+def test_boxes_of_blackwell_have_the_adapters_their_guides_name():
+    # NVIDIA's user guides: DGX B200 and GB200 have one ConnectX-7 of 400 Gbit/s a GPU, B300 and GB300 one ConnectX-8 of 800
+    told = {name: hardware.node(name).network_bytes_per_s for name in ("dgx-b200", "gb200-nvl72", "hgx-b300", "gb300-nvl72")}
+    assert told == {"dgx-b200": 50e9, "gb200-nvl72": 50e9, "hgx-b300": 100e9, "gb300-nvl72": 100e9}
 
 
 def test_timers_differ_by_what_they_contain():

@@ -29,7 +29,7 @@ from tilecast.engines.step_parts import (
 )
 from tilecast.workloads.divided import Divided
 from tilecast.workloads.layout import Layout
-from tilecast.workloads.stages import Layers, layers
+from tilecast.workloads.stages import Layers, layers_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,25 +69,23 @@ class Spread:
 def work_of(found: Priced, parts: Layers) -> Work:
     """Blocks of a priced graph. A layer that folding left at an end counts as one of the layers."""
     spent = {(place, phase): 0.0 for place in ("front", "layers", "back") for phase in ("forward", "backward")}
-    repeats = {"forward": 0, "backward": 0}
     for index, segment in enumerate(found.graph.segments):
         for node in segment.nodes:
             phase = "backward" if node.phase == "backward" else "forward"
             spent[parts.places[index], phase] += segment.repeat * found.node_s(node)
-        if parts.places[index] == "layers":
-            repeats["backward" if segment.nodes[0].phase == "backward" else "forward"] += segment.repeat
     counted = sum(len(found.places[node]) for node in found.places)
     extra_s = sum(float(time.median_s[0]) for time in found.times[counted:] if time.call.phase == "backward")
     waits = {"forward": found.waits["forward"] + found.waits["loss"], "backward": found.waits["backward"] + extra_s}
     made: dict[str, tuple[float, float, float]] = {}
     for phase, (end, start) in {"forward": ("back", "front"), "backward": ("front", "back")}.items():
-        layer = spent["layers", phase] / repeats[phase] if repeats[phase] else 0.0
+        held = parts.held[phase]
+        layer = spent["layers", phase] / held if held else 0.0
         number = parts.reached if phase == "backward" else parts.number
-        apart = (number - repeats[phase]) * layer
+        apart = (number - held) * layer
         left = {name: spent[name, phase] for name in (start, end)}
         if not number:  # the backward pass ends before the layers
             left = {start: sum(left.values()) + waits[phase], end: 0.0}
-        elif not repeats[phase] or apart > sum(left.values()):  # those left apart do less than the others
+        elif not held or apart > sum(left.values()):  # those left apart do less than the others
             layer, left = (spent["layers", phase] + sum(left.values())) / number, dict.fromkeys(left, 0.0)
         else:
             taken = min(apart, left[end])
@@ -362,7 +360,7 @@ def exposed(silent: Pass, spoken: Pass, after: float) -> Exposed:
 
 
 def spread(found: Priced, divided: Divided, layout: Layout, box: Box, size: Sizes, *, draw: bool = False) -> Spread:
-    parts = layers(divided.graph)
+    parts = layers_of(divided)
     work = work_of(found, parts)
     messages, listed = messages_of(divided, parts, size, layout, box, trains=work.trains, layer_backward_s=work.layer.backward_s)
     silent, spoken = both_passes(work, Messages(), layout, parts), both_passes(work, messages, layout, parts)

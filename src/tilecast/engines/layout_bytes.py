@@ -8,7 +8,7 @@ from tilecast.engines.step_parts import WIDE_BYTES, Keeps, StepMemory
 from tilecast.workloads.divided import Divided
 from tilecast.workloads.layout import Layout
 from tilecast.workloads.opgraph import ITEM_BYTES, TensorShape
-from tilecast.workloads.stages import Layers, layers
+from tilecast.workloads.stages import Layers, layers_of
 
 MOST_ENDS = 2  # tensors of one shape that embeddings and head may have
 GATHERS_AHEAD = 2  # unsharded blocks at once: the one that computes and the next
@@ -142,10 +142,10 @@ def _in_each(times: int, number: int, unequal: bool) -> float:
 def memory_of(divided: Divided, layout: Layout, size: Sizes, passing_state: float, reserved_bytes: int, capacity_bytes: int) -> StepMemory:
     """The fullest stage. Micro-batches that a stage has begun and not finished keep what their backward pass needs."""
     graph = divided.graph
-    parts, live = layers(graph), graph.live_bytes()
+    parts, live = layers_of(divided), graph.live_bytes()
     runs = [graph.segments[place] for place in parts.forward]
     gained = sum(segment.repeat * sum(node.allocated_bytes - node.freed_bytes for node in segment.nodes) for segment in runs)
-    kept_by_layers = gained / max(1, min(parts.reached, sum(segment.repeat for segment in runs)))
+    kept_by_layers = gained / max(1, min(parts.reached, parts.held["forward"]))
     kept_by_layers = max(0.0, min(kept_by_layers, live["kept"] / max(1, parts.reached)))
     rest = live["kept"] - kept_by_layers * parts.reached
     passing = max(live["forward"], live["loss"], live["backward"]) - live["kept"]

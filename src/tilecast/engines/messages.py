@@ -19,8 +19,10 @@ from tilecast.workloads.stages import Layers, layers
 
 COLLECTIVES: dict[str, Callable[..., Any]] = {kind.family: kind for kind in (AllReduce, AllGather, ReduceScatter, AllToAll, SendRecv)}
 BUCKET_BYTES = 25 * 2**20  # PyTorch's DistributedDataParallel, bucket_cap_mb
+# Megatron's, gradients of its own buffers: megatron/core/distributed/distributed_data_parallel.py, weights at least and for every replica.
+BUCKET_WEIGHTS, BUCKET_WEIGHTS_PER_REPLICA = 40_000_000, 1_000_000
 NVLINK_CHANNELS, OTHER_CHANNELS = 24, 4  # thread blocks, each on an SM of its own, of NCCL's rings over NVLink and over PCIe
-HIDDEN_SUM = 0.15  # of a layer's backward pass: the product for a weight's gradient, beside which Megatron adds the input's
+HIDDEN_SUM = 0.15  # of a layer's backward pass: a product for a weight's or an input's gradient, beside which Megatron sends and takes
 NAMES = {
     "fsdp": "sharded weights", "dp": "replicas", "tp": "tensor parallel", "pp": "stages", "ep": "experts",
     "expert_fsdp": "sharded experts", "expert_dp": "replicas of experts",
@@ -189,18 +191,22 @@ def _of_sharded_weights(found: Messages, listed: Listed, size: Sizes, stage: Sta
 def _of_replicas(found: Messages, listed: Listed, size: Sizes, stage: Stage) -> Messages:
     """Gradients are added in buckets; with a sharded optimizer each GPU keeps its part of the sum, and hands its new weights on.
 
+    Of a sharded optimizer, and wide ones of narrow weights, they lie in Megatron's buffers, which are added up as they are.
     Experts that no other GPU holds have all their tokens' gradients already.
     """
     layout = listed.layout
     family = "reduce_scatter" if layout.zero else "all_reduce"
+    in_buffers = layout.fsdp == 1 and (layout.zero > 0 or size.reduced > size.item)
     held_by_several = [group for group in size.groups if group.replicas > 1 and group.trained(stage.num_reached, True) > 0]
 
     def reduced_s(group: Group, elements: float, number: float) -> float:
         if not elements:
             return 0.0
-        bucket_bytes = min(BUCKET_BYTES, group.trained(stage.num_reached, True) * size.reduced)
+        largest = max(BUCKET_WEIGHTS, BUCKET_WEIGHTS_PER_REPLICA * group.replicas) * size.reduced if in_buffers else BUCKET_BYTES
+        bucket_bytes = min(largest, group.trained(stage.num_reached, True) * size.reduced)
         buckets = elements * size.reduced / bucket_bytes
-        copies_s = 2.0 * listed.box.passed(elements * size.reduced, elements * size.reduced).median  # into the bucket, and back
+        # Into the bucket, and back, unless products write there.
+        copies_s = 0.0 if in_buffers else 2.0 * listed.box.passed(elements * size.reduced, elements * size.reduced).median
         return buckets * listed.each_s(group.replication, family, bucket_bytes, buckets * number, in_buckets=True) + copies_s
 
     found = replace(
@@ -220,14 +226,26 @@ def _of_replicas(found: Messages, listed: Listed, size: Sizes, stage: Stage) -> 
 
 
 def _of_tensor_sums(found: Messages, listed: Listed, divided: Divided, stage: Stage) -> Messages:
-    """Partial sums are added where a pair of linear layers ends, forward and backward and when a layer runs again."""
+    """Partial sums are added where a pair of linear layers ends, forward and backward and when a layer runs again.
+
+    With sequence parallelism a sum is a scatter, and tokens are gathered before the next pair (megatron/core/tensor_parallel/layers.py).
+    Backwards the gradient is gathered before any product can run; what the first layer of the pair read is gathered once more beside the
+    product for its input's gradient, and that gradient scattered beside the one for its weight's.
+    """
     forward, again = divided.sums
     backward = forward + again
     number = (forward * stage.num_layers + backward * stage.num_reached) * stage.micro_batches
-    kinds = ("reduce_scatter", "all_gather") if listed.layout.sequence_parallel else ("all_reduce",)
-    one_s = sum(listed.each_s("tp", kind, divided.reduced_bytes, number) for kind in kinds)
-    hidden_s = min(one_s, HIDDEN_SUM * stage.layer_backward_s)
-    wait = Pass(forward * one_s, forward * (one_s - hidden_s) + (backward - forward) * one_s)
+    beside_s = HIDDEN_SUM * stage.layer_backward_s
+    if listed.layout.sequence_parallel:
+        once_more = forward * stage.num_reached * stage.micro_batches
+        sum_s = listed.each_s("tp", "reduce_scatter", divided.reduced_bytes, number)
+        gather_s = listed.each_s("tp", "all_gather", divided.reduced_bytes, number + once_more)
+    else:
+        sum_s, gather_s = listed.each_s("tp", "all_reduce", divided.reduced_bytes, number), 0.0
+    one_s = sum_s + gather_s
+    hidden_s = min(sum_s, beside_s) + min(gather_s, beside_s)
+    exposed_s = one_s + gather_s - hidden_s + found.taken_fraction * hidden_s
+    wait = Pass(forward * one_s, forward * exposed_s + (backward - forward) * one_s)
     return replace(found, wait=wait, wait_front_s=one_s, wait_back_s=one_s)
 
 

@@ -38,7 +38,7 @@ from tilecast.workloads.expert_parallel import expert_parallel
 from tilecast.workloads.layout import Layout
 from tilecast.workloads.opgraph import OpGraph
 from tilecast.workloads.recompute import RECOMPUTE, runs_again
-from tilecast.workloads.stages import layers
+from tilecast.workloads.stages import layers_of
 from tilecast.workloads.step_models import DTYPES
 from tilecast.workloads.tensor_parallel import tensor_parallel
 
@@ -250,7 +250,7 @@ def _together(
     divided = graphs[cut]
     graph = divided.graph
     training = graph.mode == "training"
-    parts = layers(graph)
+    parts = layers_of(divided)
     if layout.pp * layout.virtual_stages > parts.number:
         groups = f"pp = {layout.pp} stages" + (f" of virtual_stages = {layout.virtual_stages} groups" if layout.virtual_stages > 1 else "")
         raise InvalidInput(f"{groups} are more than the {parts.number} layers of {graph.name}")

@@ -3,8 +3,9 @@
 What `bytes` counts, as in NCCL's own tests, is always the whole buffer of one rank: the message of all_reduce, broadcast and send_recv;
 what all_gather leaves on every rank; what reduce_scatter takes from every rank; what all_to_all sends from one rank, its share included.
 
-Beyond one node a collective is hierarchical: inside each node over its links, between nodes over one network adapter per GPU, pipelined, so
-that the slower of the two decides. Links and networks come from the node; `link_bytes_per_s` and `network_bytes_per_s` override them.
+Beyond one node a collective runs inside each node over its links and between nodes over one network adapter per GPU, pipelined, so that the
+slower of the two decides. A ring passes everything through every adapter, however few nodes there are; trees add up inside a node first.
+Links and networks come from the node; `link_bytes_per_s` and `network_bytes_per_s` override them.
 """
 
 from abc import ABC, abstractmethod
@@ -37,8 +38,17 @@ SYMMETRIC_BYTES = {False: 256 * 2**10, True: 2**20}
 SYMMETRIC_RANKS = 8
 SYMMETRIC_HOPS = 7
 GPUS_OF_A_TRAY = 4  # of a rack that is one NVLink domain
+# TensorRT-LLM's kernel for racks (mnnvlTwoShotAllreduceKernel): parts to their ranks, sums to all by multicast; data are their own flags.
+RACK_HOPS = 3
 JOINED = ("switch", "mesh")  # topologies in which every GPU may read every other's memory; elsewhere just a pair does
 DUAL_DIE_LINKS = ("nvlink5",)  # of GPUs made of two dies: a hop takes longer
+# What rings and trees reach of adapters: NVIDIA's own DGX A100 192 of 200 GB/s (NVIDIA/nccl#812), 46 to 48 of 50 GB/s each of H100
+# (NVIDIA/nccl-tests#290). A lone pair that sends reaches as much of its adapter as of NVLink: 36 of 50 GB/s in Vidur's rows of H100.
+NETWORK_FRACTION = 0.94
+# A hop between nodes, by whether a pair sends: NCCL's own table (tuning.cc, net), of trees with few bytes (LL) and of its simple protocol.
+# A tiny all-reduce of two A100 in two boxes takes 20 us, its start included (NVIDIA/nccl-tests#150); pairs 12 us more than inside a box on
+# H100 and 14 on A100 (Vidur's rows).
+NETWORK_STEP_S = {False: 5e-6, True: 14e-6}
 FULL_BOX = 8  # GPUs: a smaller catalogued box is one that somebody measured, and has to be named
 
 
@@ -67,6 +77,7 @@ class Group:
     ranks: Floats
     per_node: Floats
     hop_s: float  # from one rank to the next: flag, fence, and the way through the switch
+    latency_factor: float  # of hops between nodes
     node: NodeSpec
     link_bytes_per_s: Floats  # nominal, one GPU, one direction
     reached_bytes_per_s: Floats  # what data reach of it
@@ -82,7 +93,9 @@ class Way:
     name: str
     steps: Floats
     volume: Floats
+    network_steps: Floats | float = 0.0  # of the steps, those between nodes
     network_volume: Floats | float = 0.0
+    by_pairs: bool = False  # ranks send to one another, no ring or tree
     in_switch: bool = False
     chunked: bool = True  # passed on in chunks, whose pipeline has to fill
     by_engine: bool = False  # a kernel of the inference engine, not of NCCL
@@ -175,7 +188,7 @@ class _Collective(ABC):
             analytic_s=analytic_s,
             bound_by=np.where(np.maximum(link_s, network_s) < waits_s + overhead_s, "launch", slower),
             demand_s=demand,
-            busy_s={"link": link_bytes / group.reached_bytes_per_s, "network": demand["network"] / using.link_fraction},
+            busy_s={"link": link_bytes / group.reached_bytes_per_s, "network": demand["network"] / _network_fraction(ways[0], using)},
             placement=Placement(num_tasks=group.ranks, busiest_tasks=none + 1.0, waves=none + 1.0, tail_fraction=none),
             clock_hz=none + gpu.boost_clock_hz,
             launch_s=using.start_s + overhead_s,
@@ -234,6 +247,7 @@ class _Collective(ABC):
             ranks=ranks,
             per_node=per_node,
             hop_s=using.packaged_step_s if node.link_kind in DUAL_DIE_LINKS else using.step_s,
+            latency_factor=self.latency_factor or 1.0,
             node=node,
             link_bytes_per_s=link,
             reached_bytes_per_s=link * fraction,
@@ -282,16 +296,22 @@ def _run_by(identity: str, ways: list[Way]) -> list[Way]:
     return [way if way.by_engine else replace(way, usable=way.usable & ~taken) for way in ways]
 
 
+def _network_fraction(way: Way, using: CollectiveConstants) -> float:
+    return using.link_fraction if way.by_pairs else NETWORK_FRACTION
+
+
 def _cost(way: Way, group: Group, using: CollectiveConstants, gpu: GpuSpec) -> Cost:
     """Start, steps, the slower of link and network, and what filling the pipeline of chunks costs."""
     if way.by_engine:
         return _engine_cost(way, group, using, gpu)
     rate = group.switch_bytes_per_s if way.in_switch else group.reached_bytes_per_s
     link_s = np.asarray(way.volume / rate)
-    network_s = np.asarray(way.network_volume / (group.network_bytes_per_s * using.link_fraction))
+    network_s = np.asarray(way.network_volume / (group.network_bytes_per_s * _network_fraction(way, using)))
     transfer_s = np.maximum(link_s, network_s)
     ramp_s = using.ramp_s * transfer_s / (using.ramp_s + transfer_s) if way.chunked else 0.0
-    return Cost(waits_s=using.start_s + way.steps * group.hop_s, link_s=link_s, network_s=network_s, ramp_s=ramp_s)
+    outside_s = way.network_steps * NETWORK_STEP_S[way.by_pairs] * group.latency_factor
+    waits_s = using.start_s + (way.steps - way.network_steps) * group.hop_s + outside_s
+    return Cost(waits_s=waits_s, link_s=link_s, network_s=network_s, ramp_s=ramp_s)
 
 
 def _engine_cost(way: Way, group: Group, using: CollectiveConstants, gpu: GpuSpec) -> Cost:
@@ -309,11 +329,26 @@ def _engine_cost(way: Way, group: Group, using: CollectiveConstants, gpu: GpuSpe
 
 
 def _ring(group: Group, passes: float) -> Way:
-    """`passes` times around: every rank sends all but its own share."""
-    share = group.bytes / group.ranks
-    inside = (group.per_node > 1) * (group.ranks - 1.0) * share
-    outside = (group.num_nodes > 1) * (group.num_nodes - 1.0) / group.num_nodes * group.bytes / group.per_node
-    return Way(name="ring", steps=passes * (group.ranks - 1.0), volume=passes * inside, network_volume=passes * outside)
+    """`passes` times around: every rank sends all but its own share, and so does every adapter of those that the rings cross by."""
+    sent = (group.ranks - 1.0) / group.ranks * group.bytes
+    return Way(
+        name="ring", steps=passes * (group.ranks - 1.0), volume=passes * (group.per_node > 1) * sent,
+        network_steps=passes * (group.num_nodes - 1.0), network_volume=passes * (group.num_nodes > 1) * sent / group.per_node,
+    )  # fmt: skip
+
+
+def _least_outside(group: Group) -> Floats:
+    """What one adapter must carry of one pass: all but its node's own share."""
+    return np.asarray((group.num_nodes - 1.0) / group.num_nodes * group.bytes / group.per_node)
+
+
+def _tree_outside(group: Group) -> tuple[Floats, Floats]:
+    """Steps between nodes, and what the busiest node's adapters carry, of NCCL's two trees: half of the message goes up and down in each.
+
+    It has a parent and two children in one tree and a parent in the other, and sends half to each; of two or three nodes it has fewer.
+    """
+    halves = np.where(group.num_nodes > 1, np.minimum(group.num_nodes, 4.0), 0.0)
+    return np.asarray(2.0 * np.ceil(np.log2(group.num_nodes))), np.asarray(halves * group.bytes / 2.0 / group.per_node)
 
 
 def _is_symmetric(group: Group, engine: str | None) -> Floats:
@@ -324,8 +359,9 @@ def _is_symmetric(group: Group, engine: str | None) -> Floats:
 
 
 def _crosses_trays(group: Group) -> Floats:
-    """Which groups span trays of a rack. Only for these does TensorRT-LLM sum in two steps; elsewhere its rows are those of one step up to
-    where NCCL is faster (512 KB on the eight GPUs of a DGX H100), then NCCL's."""
+    """Which groups span trays of a rack. Only for these does TensorRT-LLM sum in two steps, whatever their number and size; elsewhere its
+    rows are those of one step up to where NCCL is faster (512 KB on the eight GPUs of a DGX H100), then NCCL's. NCCL leaves the adding to
+    a switch in a box only: its rows of eight and 16 GB300 are a ring's."""
     return np.asarray((group.ranks > GPUS_OF_A_TRAY) & (group.node.num_gpus > MAX_GPUS_CUSTOM))
 
 
@@ -348,26 +384,35 @@ class AllReduce(_Collective):
         ring = _ring(group, 2.0)
         one_node = group.num_nodes == 1
         depth = np.ceil(np.log2(group.ranks))
+        hops, outside = _tree_outside(group)
         allowed = (
             one_node & (group.bytes <= LARGEST_CUSTOM_BYTES) & (group.ranks <= (MAX_GPUS_CUSTOM if group.node.topology in JOINED else 2))
         )
         in_symmetric = allowed & _is_symmetric(group, self.engine)
         allowed = allowed & ~in_symmetric
         is_trtllm = self.engine == "trtllm"
-        in_one, in_two = (allowed, allowed & _crosses_trays(group)) if is_trtllm else _by_rule(group, allowed)
-        per_rank = group.bytes / group.ranks
+        crosses = _crosses_trays(group)
+        if is_trtllm:
+            allowed = np.asarray(allowed | (one_node & crosses))
+        in_one, in_two = (allowed, allowed & crosses) if is_trtllm else _by_rule(group, allowed)
         read = (group.ranks - 1.0) * group.bytes
         asked = np.inf if is_trtllm else IN_FLIGHT_BYTES
         return [
             ring,
-            Way(name="tree", steps=2.0 * depth, volume=2.0 * group.bytes, network_volume=ring.network_volume),
-            Way(name="switch", steps=group.ranks + 1.0, volume=group.bytes + per_rank, in_switch=True, usable=one_node & (group.ranks > 2)),
+            Way(name="tree", steps=2.0 * depth, volume=2.0 * group.bytes, network_steps=hops, network_volume=outside),
+            Way(  # between nodes a tree (NVLSTree)
+                name="switch", steps=group.per_node + 1.0 + hops, volume=group.bytes * (1.0 + 1.0 / group.per_node), network_steps=hops,
+                network_volume=outside, in_switch=True, usable=np.asarray((group.per_node > 2) & np.logical_not(crosses)),
+            ),
             Way(
                 name="one-shot", steps=np.ones_like(read), volume=read, by_engine=True, in_flight_bytes=asked, usable=in_one,
                 if_faster=is_trtllm and group.node.topology in JOINED,
             ),
             # Each of the two barriers is told to every peer.
-            Way(name="two-shot", steps=group.ranks + 3.0, volume=ring.volume, by_engine=True, in_flight_bytes=asked, usable=in_two),
+            Way(
+                name="two-shot", steps=RACK_HOPS + 0.0 * read if is_trtllm else group.ranks + 3.0, volume=ring.volume, by_engine=True,
+                in_flight_bytes=asked, usable=in_two,
+            ),
             Way(
                 name="symmetric", steps=SYMMETRIC_HOPS + 0.0 * read, volume=ring.volume, by_engine=True, in_flight_bytes=np.inf,
                 usable=in_symmetric,
@@ -377,7 +422,7 @@ class AllReduce(_Collective):
     def least_volume(self, group: Group, node: NodeSpec) -> tuple[Floats, Floats]:
         ring = _ring(group, 2.0)
         in_switch = node.reduces_in_switch & (group.per_node > 1)
-        return np.where(in_switch, np.minimum(group.bytes, ring.volume), ring.volume), np.asarray(ring.network_volume)
+        return np.where(in_switch, np.minimum(group.bytes, ring.volume), ring.volume), 2.0 * _least_outside(group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -389,6 +434,10 @@ class AllGather(_Collective):
     def ways(self, group: Group) -> list[Way]:
         return [_ring(group, 1.0)]
 
+    def least_volume(self, group: Group, node: NodeSpec) -> tuple[Floats, Floats]:
+        del node
+        return _ring(group, 1.0).volume, _least_outside(group)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReduceScatter(_Collective):
@@ -398,6 +447,10 @@ class ReduceScatter(_Collective):
 
     def ways(self, group: Group) -> list[Way]:
         return [_ring(group, 1.0)]
+
+    def least_volume(self, group: Group, node: NodeSpec) -> tuple[Floats, Floats]:
+        del node
+        return _ring(group, 1.0).volume, _least_outside(group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -409,7 +462,10 @@ class AllToAll(_Collective):
     def ways(self, group: Group) -> list[Way]:
         share = group.bytes / group.ranks
         inside, outside = (group.per_node - 1.0) * share, (group.ranks - group.per_node) * share
-        return [Way(name="pairs", steps=np.ones_like(share), volume=inside, network_volume=outside)]
+        apart = np.where(group.num_nodes > 1, 1.0, 0.0)
+        return [
+            Way(name="pairs", steps=np.ones_like(share), volume=inside, network_steps=apart, network_volume=outside, by_pairs=True),
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -421,7 +477,7 @@ class Broadcast(_Collective):
     def ways(self, group: Group) -> list[Way]:
         inside = group.bytes * (group.per_node > 1)
         outside = (group.num_nodes > 1) * group.bytes / group.per_node
-        return [Way(name="chain", steps=group.ranks - 1.0, volume=inside, network_volume=outside)]
+        return [Way(name="chain", steps=group.ranks - 1.0, volume=inside, network_steps=group.num_nodes - 1.0, network_volume=outside)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -432,9 +488,13 @@ class SendRecv(_Collective):
     waits: ClassVar[bool] = False
 
     def ways(self, group: Group) -> list[Way]:
-        apart = group.num_nodes > 1
-        steps = np.ones_like(group.bytes)
-        return [Way(name="copy", steps=steps, volume=group.bytes * ~apart, network_volume=group.bytes * apart, chunked=False)]
+        apart = np.where(group.num_nodes > 1, 1.0, 0.0)
+        return [
+            Way(
+                name="copy", steps=np.ones_like(group.bytes), volume=group.bytes * (1.0 - apart), network_steps=apart,
+                network_volume=group.bytes * apart, by_pairs=True, chunked=False,
+            ),
+        ]  # fmt: skip
 
 
 KERNELS = (AllReduce, AllGather, ReduceScatter, AllToAll, Broadcast, SendRecv)

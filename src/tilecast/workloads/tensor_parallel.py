@@ -15,6 +15,7 @@ from tilecast.workloads.opgraph import Node, OpGraph, Segment, TensorShape, rena
 from tilecast.workloads.recompute import runs_again
 from tilecast.workloads.stages import layers, repeats
 
+GATHER = "tilecast.gather"  # of a message that is priced as such: a view
 SMALLEST_WIDTH = 16  # a linear layer narrower than hidden / this, such as a router, is not divided
 
 
@@ -37,7 +38,8 @@ def tensor_parallel(divided: Divided, ways: int, *, sequence_parallel: bool = Fa
                 along = _divided_dimension(node, body, attended)
                 wide = node.outputs[0].shape[-1] * SMALLEST_WIDTH >= body.hidden  # a narrow part is added up with what it becomes
                 sums += along == "k" and wide and (node.phase == "forward" or runs_again(node))
-                nodes.append(maps.product(node, along))
+                product = maps.product(node, along)
+                nodes += [*maps.gathered(node, product), product]
             else:
                 if node.phase == "forward" or runs_again(node):
                     sums += body.experts.share_out(node)
@@ -192,6 +194,15 @@ class _Maps:
         bias = tuple(self.tensor(tensor) for tensor in node.inputs[:-2])
         inputs = (*bias, TensorShape(left.dtype, (size["m"], size["k"])), TensorShape(right.dtype, (size["k"], size["n"])))
         return replace(node, inputs=inputs, outputs=self._tensors(node.outputs), frees=self._tensors(node.frees))
+
+    def gathered(self, node: Node, made: Node) -> list[Node]:
+        """What a product reads of tokens that are divided, seen whole: without it nobody knows which tensor that is."""
+        pairs = [(self.tensor(tensor), whole) for tensor, whole in zip(node.operands[-2:], made.operands[-2:], strict=True)]
+        return [
+            replace(node, op=GATHER, inputs=(part,), outputs=(whole,), frees=(), options=(), is_view=True)
+            for part, whole in pairs
+            if self.sequence_parallel and part.shape != whole.shape
+        ]
 
     def other(self, node: Node) -> Node:
         return replace(
