@@ -21,7 +21,7 @@ from tilecast.kernels.base import LARGEST, RAGGED
 
 KEPT = 0.97  # of the time, at the least, when a size doubles
 LOG_KEPT = -math.log(KEPT)
-MOST_DOUBLINGS = 8  # of all sizes together
+MOST_DOUBLINGS = 7  # of all sizes together
 LARGEST_FALL = 1.5  # log: where physics grows by more, nothing learned makes up for it
 CHUNK, FEW = 4096, 64  # launches asked for at once, and few enough that asking twice costs more than asking for too many
 FOLLOWS = {"num_kv_heads": "num_heads", "kv_len": "q_len"}  # a size that was left open is another one
@@ -56,12 +56,27 @@ def lawful(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbe
 def _lowered(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
     """Each median, or less where a launch with something doubled is that much faster."""
     which, powers = _faster(kernel, rows, analytic_s, median_s, asked)
+    if not len(which):
+        return median_s
+    first, same = _alike(kernel, which, powers)
+    parts = np.split(first, range(CHUNK, len(first), CHUNK))
+    other_s = np.hstack([asked.median_s(_doubled(kernel, which[part], powers[part])) for part in parts])
     lowest_s = median_s.copy()
-    for start in range(0, len(which), CHUNK):
-        row, power = which[start : start + CHUNK], powers[start : start + CHUNK]
-        other_s = np.asarray(asked.median_s(_doubled(kernel, row, power)))
-        np.minimum.at(lowest_s, row, other_s / KEPT ** power.sum(axis=1))
+    np.minimum.at(lowest_s, which, other_s[same] / KEPT ** powers.sum(axis=1))
     return lowest_s
+
+
+def _alike(kernel: Any, rows: Integers, powers: Integers) -> tuple[Integers, Integers]:
+    """The first of those that are the same launch, and which of these each one is: neighbours of a sweep share most of their doublings."""
+    names = list(dict.fromkeys(name for names in kernel.doublings for name in names))
+    if rows[0] == rows[-1] or _taken(kernel, rows[:1]).keys() - set(names):  # of one launch, or launches that differ in more than sizes
+        return np.arange(len(rows)), np.arange(len(rows))
+    doubled, code = _doubled(kernel, rows, powers), np.zeros(len(rows), np.int64)
+    for name in names:
+        known, which = np.unique(getattr(doubled, name), return_inverse=True)
+        code = code * len(known) + which
+    _, first, same = np.unique(code, return_index=True, return_inverse=True)
+    return first, same
 
 
 def _faster(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> tuple[Integers, Integers]:
