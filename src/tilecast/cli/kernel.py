@@ -275,10 +275,19 @@ def _explained(prediction: KernelPrediction) -> Grid:
         *((f"busy: {name}", "at the rate it reaches", _us(values[0])) for name, values in analysis.busy_s.items() if name != "dram"),
         *((name, STAGES.get(name, ""), _us(values[0])) for name, values in analysis.stages_s.items()),
         ("analytic", "average over variants, weighted towards the cheapest", _us(prediction.analytic_s[0])),
-        ("latency", f"x {prediction.median_s[0] / prediction.analytic_s[0]:.4g}: learned correction, basis {prediction.basis[0]}",
-         _us(prediction.median_s[0])),
-    ]  # fmt: skip
+        *_corrected(prediction),
+    ]
     return Grid(title="How it comes about", columns=("stage", "from", "result"), rows=rows, right=frozenset({"result"}))
+
+
+def _corrected(prediction: KernelPrediction) -> list[tuple[str, str, str]]:
+    """What was learned and, where that breaks the law of doubling, what the law leaves of it."""
+    analytic_s, learned_s, median_s = (each[0] for each in (prediction.analytic_s, prediction.learned_s, prediction.median_s))
+    learned = f"x {learned_s / analytic_s:.4g}: learned correction, basis {prediction.basis[0]}"
+    if median_s == learned_s:
+        return [("latency", learned, _us(median_s))]
+    law = f"x {median_s / learned_s:.4g}: no longer than a launch of twice the size, for which there is a faster kernel"
+    return [("as learned", learned, _us(learned_s)), ("latency", law, _us(median_s))]
 
 
 def _us(seconds: float) -> str:
