@@ -10,7 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tilecast import hardware
+from tilecast.errors import TilecastError
 from tilecast.kernels.registry import kernel as kernel_record
+from tilecast.predictors import law
 from tilecast.predictors.kernel import BLOCK, KernelPrediction, predict_kernel
 
 # Measured ones, same-die siblings of measured ones, and GPUs, generations and vendors that nobody measured.
@@ -92,6 +94,69 @@ def test_a_batch_of_launches_is_its_members(family: str, learned: bool, data: st
     assert together.basis.tolist() == [one.basis[0] for one in alone]
     for part in ("bound_s", "median_s", "low_s", "high_s"):
         np.testing.assert_allclose(getattr(together, part), [getattr(one, part)[0] for one in alone], rtol=1e-9)
+
+
+MIXED = {
+    "products alone and in batches": ("gemm", {"dtype": "fp8", "m": [166, 166, 4], "n": 16, "k": 2048, "batch": [1, 8, 1]}),
+    "tuples and ranges": ("gemm", {"m": range(4, 7), "n": 64, "k": 3072, "bias": (True, False, True)}),
+    "caches of several formats": ("attention_decode", {"batch": 4, "kv_len": 700, "num_heads": 8, "kv_dtype": ["fp8", None, "fp8"]}),
+    "windows and none": ("attention_decode", {"kv_len": [700, 70, 7000], "num_heads": 8, "window": [128, None, 1024]}),
+    "widths of heads": ("attention_decode", {"kv_len": (700, 70, 7000), "num_heads": 8, "head_dim": (64, 128, 64)}),
+    "masks": ("attention_prefill", {"q_len": [256, 17, 3], "num_heads": 8, "causal": [1, 0, True]}),
+    "latent caches": ("mla_decode", {"batch": (2, 23, 1), "kv_len": 1262, "num_heads": 16, "kv_dtype": ("bf16", "fp8", "bf16")}),
+    "passes": ("moe", {"num_tokens": 64, "moe_pass": ["w13", "w2", "w13"]}),
+    "distributions": ("moe", {"num_tokens": 4, "distribution": ["balanced", "[1, 1, 1, 1, 0, 0, 0, 0]", "power_law_1.2"]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "l40s", "rtx-4090"])
+@pytest.mark.parametrize("what", MIXED)
+def test_launches_of_several_names_are_their_members(what: str, gpu: str) -> None:
+    family, shape = MIXED[what]
+    shape |= {"hidden_size": 2048, "inter_size": 768, "num_experts": 8, "topk": 1} if family == "moe" else {}
+    together = predicted(family, shape, gpu, True, engine="trtllm")
+    for row in range(3):
+        member = {name: value if isinstance(value, int | str) else value[row] for name, value in shape.items()}
+        alone = predicted(family, member, gpu, True, engine="trtllm")
+        assert alone.analysis.bound_by[0] == together.analysis.bound_by[row]
+        for part in ("bound_s", "analytic_s", "learned_s", "median_s", "low_s", "high_s"):
+            assert getattr(together, part)[row] == pytest.approx(getattr(alone, part)[0], rel=1e-9), (member, part)
+
+
+def test_one_and_zero_are_true_and_false() -> None:
+    for said, meant in ((1, True), (0, False)):
+        shape = {"q_len": 17, "kv_len": 300, "num_heads": 8}
+        one, other = (predicted("attention_prefill", shape | {"causal": causal}, "h100-sxm", True) for causal in (said, meant))
+        assert one.median_s[0] == other.median_s[0]
+
+
+WRONG = {
+    "causal = 2 must be true or false": {"causal": [2, 0]},
+    "kv_dtype = ": {"kv_dtype": []},
+    "fp7": {"kv_dtype": ["fp8", "fp7"]},
+    "different numbers of launches": {"kv_dtype": ["fp8"] * 3},
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_wrong_name_among_some_is_refused(words: str) -> None:
+    with pytest.raises(TilecastError, match=words):
+        predicted("attention_prefill", {"q_len": [17, 300], "num_heads": 8} | WRONG[words], "h100-sxm", True)
+
+
+def test_an_array_without_a_dimension_is_a_number() -> None:
+    one, other = (predicted("gemm", {"m": m, "n": 64, "k": 3072}, "l40s", True).median_s[0] for m in (np.array(4), 4))
+    assert one == pytest.approx(other, rel=1e-9)
+
+
+def test_the_same_launches_are_found_whatever_their_number() -> None:
+    """Two that differ in one of five sizes, among so many that places in all five together are beyond 64 bits."""
+    size = np.arange(1, 2**13 + 1)
+    others = dict.fromkeys(("kv_len", "batch", "num_heads", "num_kv_heads"), np.append(size, 1))
+    kernel = kernel_record("attention_prefill")(q_len=np.append(size, 2**12 + 1), **others)
+    rows = np.arange(len(size) + 1)
+    first, same = law._alike(kernel, rows, np.zeros((len(rows), 3), np.int64))
+    np.testing.assert_array_equal(first[same], rows)
 
 
 def test_launches_beyond_one_block_are_their_members() -> None:

@@ -187,10 +187,15 @@ def identity_on(kernel: Any, gpu: GpuSpec, launch: int = 0) -> str | None:
     return None if is_unnamed[launch if is_unnamed.size > 1 else 0] else newest
 
 
+def length_of(given: Any) -> int:
+    """Of a list of launches; an array without a dimension is none."""
+    return len(given) if getattr(given, "ndim", 1) else 0
+
+
 def check_lists(given: Mapping[str, Any]) -> None:
     """Lists of launches are of one length, or of one entry; true and false vary along sizes that do."""
-    lists = {name: value for name, value in given.items() if isinstance(value, list | tuple | np.ndarray) and name not in RAGGED}
-    lengths = {name: len(value) for name, value in lists.items() if np.ndim(value[:1]) == 1 and len(value) > 1}
+    lists = {name: value for name, value in given.items() if isinstance(value, list | tuple | range | np.ndarray) and name not in RAGGED}
+    lengths = {name: len(value) for name, value in lists.items() if length_of(value) > 1 and np.ndim(value[:1]) == 1}
     if len(set(lengths.values())) > 1:
         raise InvalidInput(
             f"parameters have different numbers of launches: {', '.join(f'{name} {size}' for name, size in lengths.items())}"

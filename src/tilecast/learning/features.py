@@ -39,6 +39,7 @@ SIZES = {
     "moe": ("num_tokens", "hidden_size", "inter_size", "num_experts", "topk", "tp", "ep"),
 }
 NAMES = ("dtype", "identity", "kv_dtype", "distribution", "moe_pass", "causal", "op")
+FLAGS = {"1": "True", "0": "False", "1.0": "True", "0.0": "False"}  # numbers that stand for true and false
 COMMON = (
     *(f"share {name}" for name in (*PIPELINES, "launch", "bound")), "log waves", "tail", "clock", "log time in launches",
     "log traffic over cache",
@@ -83,6 +84,8 @@ GROUP_OF = np.array([GROUPS.index(name) for name in ("compute", "compute", "comp
 def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engine: str) -> Launches:
     """`found` is what the kernel costs under `protocol`."""
     names = {name: str(getattr(kernel, name)) for name in _names_of(kernel.__class__)}
+    if names.get("causal") in FLAGS:
+        names["causal"] = FLAGS[names["causal"]]
     names["engine"] = engine
     numbers, group = _described(kernel, gpu, found)
     if protocol == DESCRIBED_AS:
@@ -161,6 +164,7 @@ def _sizes(kernel: Any, is_lone: bool) -> list[Any]:
             size = _left_open(kernel, name)
         if not isinstance(size, PLAIN):
             size = np.asarray(size, np.float64)
+            size = np.where(np.isfinite(size), size, 0.0)  # no window, among some
             size = size.item() if is_lone else size
         found.append(size)
     return found

@@ -13,20 +13,22 @@ import numpy as np
 from tilecast import hardware, units
 from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution import Analysis, Once, Priced, Protocol
-from tilecast.execution.arithmetic import exp, maximum, minimum
+from tilecast.execution.arithmetic import exp, maximum
 from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.execution.tasks import Floats, Numbers
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import check_asked, check_lists, priced
+from tilecast.kernels.base import check_asked, check_lists, flag, length_of, priced
 from tilecast.learning.correction import Corrected, Correction, usable
 from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
-from tilecast.predictors.law import Asked, lawful
+from tilecast.predictors.law import Asked, lawful, taken
 
 if TYPE_CHECKING:
     from tilecast.learning.profiles import Profile
 
-LISTS = frozenset((np.ndarray, list))
+LISTS = frozenset((np.ndarray, list, tuple, range))
+APART = ("kv_dtype", "causal", "moe_pass", "distribution")  # names of a kernel that may differ between its launches
+OF_ITS_OWN = "histogram"  # a distribution that no row has a name for
 PROTOCOLS = {(timer, cache): Protocol(timer, cache) for timer in TIMERS for cache in CACHES}
 unread: set[str] = set()  # families whose weights were asked for and are gone or damaged: versions tell it
 BLOCK = 2048  # launches priced at once: their arrays stay in the processor's cache
@@ -154,7 +156,12 @@ def _predict_part(
     find = _shipped if corrections is None else corrections.get
     correction = find(kernel.family) if learned and kernel.family in SIZES else None
     if correction is not None:
-        kernel = _as_corrected(kernel, gpu, engine, correction)
+        kinds = _kinds(kernel, gpu)
+        if len(kinds) > 1:
+            parts = [_predict_part(kind, gpu, protocol, engine, learned, profile, corrections).settled() for kind, _ in kinds]
+            order = np.argsort(np.concatenate([rows for _, rows in kinds]))
+            return _Part(*(_ordered(_joined(each), order) for each in zip(*parts, strict=True)))
+        kernel = _as_corrected(kinds[0][0], gpu, engine, correction)
     found = priced(kernel, gpu, protocol)
     real, real_found = _as_measured(kernel, gpu, found, protocol)
     asked = launches(kernel, real, real_found, protocol, engine) if correction is not None else None
@@ -177,8 +184,8 @@ def _predict_part(
         median_s = maximum(median_s * exp(shift), bound_s)
     factor = exp(width)
     learned_s: Any = median_s
-    median_s = maximum(learned_s * kept, bound_s)  # and the interval holds what was learned
-    low_s, high_s = maximum(minimum(learned_s, median_s) / factor, bound_s), maximum(learned_s, median_s) * factor
+    median_s = maximum(learned_s * kept, bound_s)
+    low_s, high_s = maximum(median_s / factor, bound_s), learned_s * factor  # the law only lowers: the interval holds what was learned
     if not isinstance(median_s, np.ndarray):
         median_s, low_s, high_s, learned_s = (np.array([value]) for value in (median_s, low_s, high_s, learned_s))
     basis = corrected.basis if corrected is not None else np.full(len(median_s), "analytic")
@@ -230,6 +237,38 @@ def _as_corrected(kernel: Any, gpu: GpuSpec, engine: str, correction: Correction
     return replace(kernel, identity=newest) if told else kernel
 
 
+def _kinds(kernel: Any, gpu: GpuSpec) -> list[tuple[Any, list[int]]]:
+    """Launches of one name each, with their places: what was learned goes by names, which caches of several formats, experts under several
+    distributions, and products alone and in batches do not share. Ragged batches stay together."""
+    told: dict[str, Any] = {name: value for name in APART if type(value := getattr(kernel, name, None)) in LISTS and length_of(value)}
+    in_batches: Any = kernel.unnamed() if kernel.identity is None and hasattr(kernel, "has_own_tiles") else False
+    is_mixed = np.any(in_batches) and not np.all(in_batches) and kernel.has_own_tiles(kernel.newest_identity(gpu))
+    is_ragged = any(getattr(kernel, name, None) is not None for name in ("q_lens", "kv_lens"))
+    if not (told or is_mixed) or is_ragged:
+        return [(kernel, [])]
+    each: list[Any] = [[_called(kernel, name, entry) for entry in value] for name, value in told.items()]
+    each += [in_batches] * bool(is_mixed)
+    places: dict[tuple[Any, ...], list[int]] = {}
+    for row in range(max(map(len, each))):
+        places.setdefault(tuple(names[row if len(names) > 1 else 0] for names in each), []).append(row)
+    lead = SIZES[kernel.family][0]  # a list even where only names are
+    kinds = []
+    for names, rows in places.items():
+        sizes = {lead: np.full(len(rows), getattr(kernel, lead))} if np.ndim(getattr(kernel, lead)) == 0 and len(rows) > 1 else {}
+        one = {name: entry for name, entry in zip(told, names, strict=False) if entry != OF_ITS_OWN}
+        kinds.append((replace(kernel, **{**taken(kernel, rows), **sizes, **one}), rows))
+    return kinds
+
+
+def _called(kernel: Any, name: str, entry: Any) -> Any:
+    """What a launch is called by one of its names."""
+    if name == "causal":
+        return bool(np.all(flag(entry, name)))
+    if name == "kv_dtype" and entry is None:
+        return kernel.dtype
+    return OF_ITS_OWN if name == "distribution" and str(entry).lstrip().startswith(("[", "{")) else str(entry)
+
+
 def _as_measured(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol) -> tuple[GpuSpec, Priced]:
     """What a correction and a profile look at. Of a what-if part it is the part that was changed: measurements are of that one, and so a
     lever moves the time as physics says."""
@@ -243,21 +282,6 @@ def _as_measured(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol) -
 
 
 def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
-    """Launches whose names differ (experts under several distributions) by those of one name after the other."""
-    each: Any = getattr(kernel, "distribution", None)
-    if type(each) not in LISTS or len(each) != len(asked.numbers):  # a lone histogram is a list of counts
-        return _corrected_alike(correction, kernel, gpu, asked)
-    texts = np.array(list(map(str, each)))
-    sets = [np.flatnonzero(texts == text) for text in dict.fromkeys(texts.tolist())]
-    found = [
-        _corrected_alike(correction, kernel, gpu, asked.where(rows).called({**asked.names, "distribution": str(texts[rows[0]])}))
-        for rows in sets
-    ]
-    order = np.argsort(np.concatenate(sets))
-    return Corrected(*(np.hstack([getattr(part, name) for part in found])[order] for name in ("log_ratio", "width", "basis", "fade")))
-
-
-def _corrected_alike(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
     """Under the kernel's name or, left open, under what rows call it; launches that no row has a name for are asked about as such."""
     named = asked.called(asked_names(kernel, gpu, asked.names))
     if kernel.identity is not None:
@@ -302,7 +326,7 @@ def _blocks(kernel: Any) -> list[Any]:
         return [kernel]
     given = dict(zip(names, values, strict=True))
     check_lists(given)
-    arrays = {name: value for name, value in given.items() if type(value) in LISTS and len(value) > BLOCK and np.ndim(value) == 1}
+    arrays = {name: value for name, value in given.items() if type(value) in LISTS and length_of(value) > BLOCK and np.ndim(value) == 1}
     if not arrays:
         return [kernel]
     return [
@@ -333,3 +357,14 @@ def _joined(values: Sequence[Any]) -> Any:
             for name in names
         }
     return type(first)(**{entry.name: _joined([getattr(value, entry.name) for value in values]) for entry in fields(first)})
+
+
+def _ordered(values: Any, order: np.ndarray) -> Any:
+    """What `_joined` makes, with its launches in another order."""
+    if isinstance(values, np.ndarray):
+        return values[order]
+    if isinstance(values, Once):
+        return Once(lambda: _ordered(values(), order))
+    if isinstance(values, Mapping):
+        return {name: _ordered(each, order) for name, each in values.items()}
+    return type(values)(**{entry.name: _ordered(getattr(values, entry.name), order) for entry in fields(values)})

@@ -69,14 +69,13 @@ def _lowered(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, 
 def _alike(kernel: Any, rows: Integers, powers: Integers) -> tuple[Integers, Integers]:
     """The first of those that are the same launch, and which of these each one is: neighbours of a sweep share most of their doublings."""
     names = list(dict.fromkeys(name for names in kernel.doublings for name in names))
-    if rows[0] == rows[-1] or _taken(kernel, rows[:1]).keys() - set(names):  # of one launch, or launches that differ in more than sizes
+    if rows[0] == rows[-1] or taken(kernel, rows[:1]).keys() - set(names):  # of one launch, or launches that differ in more than sizes
         return np.arange(len(rows)), np.arange(len(rows))
     doubled, code = _doubled(kernel, rows, powers), np.zeros(len(rows), np.int64)
     for name in names:
         known, which = np.unique(getattr(doubled, name), return_inverse=True)
-        code = code * len(known) + which
-    _, first, same = np.unique(code, return_index=True, return_inverse=True)
-    return first, same
+        _, first, code = np.unique(code * len(known) + which, return_index=True, return_inverse=True)  # so that none gets too large
+    return first, code
 
 
 def _faster(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> tuple[Integers, Integers]:
@@ -144,11 +143,11 @@ def _doubled(kernel: Any, rows: Integers, powers: Integers) -> Any:
                 every = _size(kernel, name)
                 size[name] = every if len(every) == 1 else every[rows]
             size[name] = size[name] << power
-    return replace(kernel, **{**_taken(kernel, rows), **size})
+    return replace(kernel, **{**taken(kernel, rows), **size})
 
 
-def _taken(kernel: Any, rows: Integers) -> dict[str, Any]:
+def taken(kernel: Any, rows: Any) -> dict[str, Any]:
     """Of what differs between launches, the entries of these."""
     given = {entry.name: getattr(kernel, entry.name) for entry in fields(kernel) if entry.name not in RAGGED}
-    lists = {name: value for name, value in given.items() if isinstance(value, list | np.ndarray) and len(value) > 1}
-    return {name: np.asarray(value)[rows] for name, value in lists.items()}
+    lists = {name: np.asarray(value) for name, value in given.items() if np.ndim(value) > 0 and len(value) > 1}
+    return {name: values[rows] for name, values in lists.items()}
