@@ -13,6 +13,7 @@ from tilecast import hardware
 from tilecast.errors import TilecastError
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.predictors import law
+from tilecast.predictors.calibrated import profile_from_rows
 from tilecast.predictors.kernel import BLOCK, KernelPrediction, predict_kernel
 
 # Measured ones, same-die siblings of measured ones, and GPUs, generations and vendors that nobody measured.
@@ -55,7 +56,7 @@ def shapes(family: str) -> st.SearchStrategy[dict[str, int]]:
     return requests if family.endswith("decode") else requests.map(lambda shape: shape | {"q_len": shape["kv_len"]})
 
 
-def predicted(family: str, shape: dict[str, Any], gpu: str, learned: bool, **protocol: str) -> KernelPrediction:
+def predicted(family: str, shape: dict[str, Any], gpu: str | hardware.GpuSpec, learned: bool, **protocol: str) -> KernelPrediction:
     return predict_kernel(kernel_record(family)(**shape), gpu, learned=learned, **protocol)
 
 
@@ -208,6 +209,30 @@ def test_a_lone_launch_keeps_the_law_too(family: str, data: st.DataObject, gpu: 
     assert after >= (1 - MOST_LOST - 1e-9) * before
 
 
+@pytest.mark.parametrize("family", ["gemm", "attention_decode"])
+@pytest.mark.parametrize("facts", [{"dram_bytes_per_s": "1.5 TB/s"}, {"num_sms": 100}], ids=["more bandwidth", "fewer SMs"])
+def test_what_if_parts_keep_the_law(family: str, facts: dict[str, Any]) -> None:
+    part = hardware.gpu("l40s", facts)
+    shape = sampled(family, np.random.default_rng(1))
+    for what, lost in lost_when_doubled(family, shape, part, True, doublings(family), engine="trtllm").items():
+        held = lost if what != "batch" or family != "gemm" else np.where(shape["batch"] > 1, lost, 0.0)
+        assert held.max() <= MOST_LOST + 1e-9, what
+
+
+def test_a_profile_keeps_the_law() -> None:
+    rows = [
+        {"family": "gemm", "m": m, "n": 4096, "k": 4096, "measured_s": seconds} for m, seconds in ((1, 90e-6), (64, 55e-6), (4096, 9e-4))
+    ]
+    profile = profile_from_rows(rows, "l40s")
+    shape = sampled("gemm", np.random.default_rng(2)) | {"batch": 1}
+
+    def median_s(**larger: Any) -> np.ndarray:
+        return predict_kernel(kernel_record("gemm")(**{**shape, **larger}), "l40s", profile=profile).median_s
+
+    for name in ("m", "n", "k"):
+        assert (median_s(**{name: 2 * shape[name]}) >= (1 - MOST_LOST - 1e-9) * median_s()).all(), name
+
+
 def test_where_the_law_moves_a_median_its_interval_holds_what_was_learned() -> None:
     """cuBLAS takes 14 us for this product on L40S as TensorRT-LLM calls it (measured), and 5 us for one of twice the rows and columns."""
     small, large = (predicted("gemm", {"m": m, "n": n, "k": 3072}, "l40s", True, engine="trtllm") for m, n in ((4, 64), (8, 128)))
@@ -242,7 +267,7 @@ def doublings(family: str) -> tuple[tuple[str, ...], ...]:
 
 
 def lost_when_doubled(
-    family: str, shape: dict[str, np.ndarray], gpu: str, learned: bool, of: tuple[tuple[str, ...], ...] = (), **how: str
+    family: str, shape: dict[str, np.ndarray], gpu: str | hardware.GpuSpec, learned: bool, of: tuple[tuple[str, ...], ...] = (), **how: str
 ) -> dict[str, np.ndarray]:
     """What is doubled -> the share of its median that each launch then loses; unless told `of` what, of all sizes."""
     before = predicted(family, shape, gpu, learned, **how).median_s

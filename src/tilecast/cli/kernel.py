@@ -286,7 +286,7 @@ def _corrected(prediction: KernelPrediction) -> list[tuple[str, str, str]]:
     learned = f"x {learned_s / analytic_s:.4g}: learned correction, basis {prediction.basis[0]}"
     if median_s == learned_s:
         return [("latency", learned, _us(median_s))]
-    law = f"x {median_s / learned_s:.4g}: no longer than a launch of twice the size, for which there is a faster kernel"
+    law = f"x {median_s / learned_s:.4g}: no longer than a launch of twice the size or more, for which there is a faster kernel"
     return [("as learned", learned, _us(learned_s)), ("latency", law, _us(median_s))]
 
 

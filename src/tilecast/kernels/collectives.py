@@ -146,7 +146,7 @@ class _Collective(ABC):
 
     @abstractmethod
     def ways(self, group: Group) -> list[Way]:
-        """The algorithms a library chooses among; the first moves the least."""
+        """The algorithms a library chooses among; inside a box the first moves the least."""
 
     def least_volume(self, group: Group, node: NodeSpec) -> tuple[Floats, Floats]:
         """Bytes that must cross the busiest GPU's link, and its adapter, whatever the algorithm."""

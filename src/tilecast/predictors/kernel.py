@@ -15,7 +15,7 @@ from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution import Analysis, Once, Priced, Protocol
 from tilecast.execution.arithmetic import exp, maximum
 from tilecast.execution.protocol import CACHES, TIMERS
-from tilecast.execution.tasks import Floats, Numbers
+from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import check_asked, check_lists, flag, length_of, priced
 from tilecast.learning.correction import Corrected, Correction, usable
@@ -161,7 +161,43 @@ def _predict_part(
             parts = [_predict_part(kind, gpu, protocol, engine, learned, profile, corrections).settled() for kind, _ in kinds]
             order = np.argsort(np.concatenate([rows for _, rows in kinds]))
             return _Part(*(_ordered(_joined(each), order) for each in zip(*parts, strict=True)))
-        kernel = _as_corrected(kinds[0][0], gpu, engine, correction)
+        kernel = kinds[0][0]
+
+    def learn(other: Any) -> _Learned:
+        return _learned(other, gpu, protocol, engine, correction, profile)
+
+    found, learned_s, width, bases = learn(kernel)
+    median_s = learned_s
+    if bases is not None and correction is not None:
+        run = partial(_as_corrected, gpu=gpu, engine=engine, correction=correction)
+        asked = Asked(lambda other: priced(run(other), gpu, protocol), lambda other: learn(other).median_s)
+        median_s = maximum(lawful(kernel, found, learned_s, asked), found.bound_s)
+    factor = exp(width)
+    low_s, high_s = (
+        maximum(median_s / factor, found.bound_s),
+        learned_s * factor,
+    )  # the law only lowers: the interval holds what was learned
+    if not isinstance(median_s, np.ndarray):
+        median_s, low_s, high_s, learned_s = (np.array([value]) for value in (median_s, low_s, high_s, learned_s))
+    basis = bases if bases is not None else np.full(len(median_s), "analytic")
+    return _Part(found.analysis, median_s, low_s, high_s, learned_s, basis)
+
+
+class _Learned(NamedTuple):
+    """Launches of one name before the law of doubling; without a correction they have no basis but physics."""
+
+    found: Priced
+    median_s: Any
+    width: Any
+    basis: np.ndarray | None
+
+
+def _learned(
+    kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, correction: Correction | None, profile: "Profile | None"
+) -> _Learned:
+    """Physics, what is learned of such launches, and what a profile knows of this GPU."""
+    if correction is not None:
+        kernel = _as_corrected(kernel, gpu, engine, correction)
     found = priced(kernel, gpu, protocol)
     real, real_found = _as_measured(kernel, gpu, found, protocol)
     asked = launches(kernel, real, real_found, protocol, engine) if correction is not None else None
@@ -170,10 +206,8 @@ def _predict_part(
     median_s, bound_s = found.analytic_s, found.bound_s
     corrected = _corrected(correction, kernel, gpu, asked) if correction is not None and asked is not None else None
     width = _half_width(corrected, kernel.family)
-    kept: Any = 1.0
-    if corrected is not None and correction is not None:
+    if corrected is not None:
         median_s = maximum(median_s * exp(corrected.log_ratio), bound_s)
-        kept = _kept(kernel, real, real_found, corrected, protocol, engine, correction)
     if profile is not None:
         from tilecast.predictors.calibrated import sites_of
 
@@ -182,32 +216,7 @@ def _predict_part(
             known = _half_width(_corrected(correction, kernel, real, asked), kernel.family)
         shift, width = profile.adjust(sites_of(kernel, real, real_found, protocol, engine, known), width)
         median_s = maximum(median_s * exp(shift), bound_s)
-    factor = exp(width)
-    learned_s: Any = median_s
-    median_s = maximum(learned_s * kept, bound_s)
-    low_s, high_s = maximum(median_s / factor, bound_s), learned_s * factor  # the law only lowers: the interval holds what was learned
-    if not isinstance(median_s, np.ndarray):
-        median_s, low_s, high_s, learned_s = (np.array([value]) for value in (median_s, low_s, high_s, learned_s))
-    basis = corrected.basis if corrected is not None else np.full(len(median_s), "analytic")
-    return _Part(found.analysis, median_s, low_s, high_s, learned_s, basis)
-
-
-def _kept(
-    kernel: Any, gpu: GpuSpec, found: Priced, corrected: Corrected, protocol: Protocol, engine: str, correction: Correction
-) -> Numbers:
-    """What the law of doubling leaves of the median, as a factor."""
-
-    def learned_s(cost: Priced, said: Corrected) -> Any:
-        return maximum(cost.analytic_s * exp(said.log_ratio), cost.bound_s)
-
-    def median_s(other: Any) -> Numbers:
-        run = _as_corrected(other, gpu, engine, correction)
-        cost = priced(run, gpu, protocol)
-        found_s: Numbers = learned_s(cost, _corrected(correction, run, gpu, launches(run, gpu, cost, protocol, engine)))
-        return found_s
-
-    before_s: Numbers = learned_s(found, corrected)
-    return lawful(kernel, found, before_s, Asked(lambda other: priced(other, gpu, protocol), median_s)) / before_s
+    return _Learned(found, median_s, width, corrected.basis if corrected is not None else None)
 
 
 def _shipped(family: str) -> Correction | None:
