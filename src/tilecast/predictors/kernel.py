@@ -251,9 +251,8 @@ def _kinds(kernel: Any, gpu: GpuSpec) -> list[tuple[Any, list[int]]]:
     distributions, and products alone and in batches do not share. Ragged batches stay together."""
     told: dict[str, Any] = {name: value for name in APART if type(value := getattr(kernel, name, None)) in LISTS and length_of(value)}
     in_batches: Any = kernel.unnamed() if kernel.identity is None and hasattr(kernel, "has_own_tiles") else False
-    is_mixed = np.any(in_batches) and not np.all(in_batches) and kernel.has_own_tiles(kernel.newest_identity(gpu))
-    is_ragged = any(getattr(kernel, name, None) is not None for name in ("q_lens", "kv_lens"))
-    if not (told or is_mixed) or is_ragged:
+    is_mixed = isinstance(in_batches, np.ndarray) and len({*in_batches.tolist()}) > 1 and kernel.has_own_tiles(kernel.newest_identity(gpu))
+    if not (told or is_mixed) or any(getattr(kernel, name, None) is not None for name in ("q_lens", "kv_lens")):
         return [(kernel, [])]
     each: list[Any] = [[_called(kernel, name, entry) for entry in value] for name, value in told.items()]
     each += [in_batches] * bool(is_mixed)

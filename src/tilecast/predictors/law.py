@@ -46,7 +46,7 @@ def lawful(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbe
         return median_s
     is_lone = not isinstance(median_s, np.ndarray)
     is_open = KEPT * median_s > 2.0 * found.flop_s if kernel.doubles_flop else median_s > 0.0  # else no doubled launch is that fast
-    if not np.any(is_open):
+    if not (is_open if is_lone else np.any(is_open)):
         return median_s
     every_s, rows = np.atleast_1d(median_s), np.flatnonzero(np.broadcast_to(is_open, np.size(median_s)))
     kept_s = _lowered(kernel, rows, np.atleast_1d(found.analytic_s), every_s, asked)
