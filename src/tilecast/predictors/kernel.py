@@ -17,7 +17,7 @@ from tilecast.execution.arithmetic import exp, maximum
 from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.base import check_asked, check_lists, flag, length_of, priced
+from tilecast.kernels.base import RAGGED, check_asked, check_lists, flag, length_of, priced
 from tilecast.learning.correction import Corrected, Correction, usable
 from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
@@ -252,7 +252,7 @@ def _kinds(kernel: Any, gpu: GpuSpec) -> list[tuple[Any, list[int]]]:
     told: dict[str, Any] = {name: value for name in APART if type(value := getattr(kernel, name, None)) in LISTS and length_of(value)}
     in_batches: Any = kernel.unnamed() if kernel.identity is None and hasattr(kernel, "has_own_tiles") else False
     is_mixed = isinstance(in_batches, np.ndarray) and len({*in_batches.tolist()}) > 1 and kernel.has_own_tiles(kernel.newest_identity(gpu))
-    if not (told or is_mixed) or any(getattr(kernel, name, None) is not None for name in ("q_lens", "kv_lens")):
+    if not (told or is_mixed) or _is_ragged(kernel):
         return [(kernel, [])]
     each: list[Any] = [[_called(kernel, name, entry) for entry in value] for name, value in told.items()]
     each += [in_batches] * bool(is_mixed)
@@ -266,6 +266,10 @@ def _kinds(kernel: Any, gpu: GpuSpec) -> list[tuple[Any, list[int]]]:
         one = {name: entry for name, entry in zip(told, names, strict=False) if entry != OF_ITS_OWN}
         kinds.append((replace(kernel, **{**taken(kernel, rows), **sizes, **one}), rows))
     return kinds
+
+
+def _is_ragged(kernel: Any) -> bool:
+    return getattr(kernel, "q_lens", None) is not None or getattr(kernel, "kv_lens", None) is not None
 
 
 def _called(kernel: Any, name: str, entry: Any) -> Any:
@@ -327,15 +331,15 @@ def interval_width(family: str) -> float:
 
 
 def _blocks(kernel: Any) -> list[Any]:
-    """The kernel cut into runs of at most BLOCK launches."""
+    """The kernel cut into runs of at most BLOCK launches; ragged batches stay together."""
     names, read = _fields(kernel.__class__)
     values = read(kernel)
     if LISTS.isdisjoint(map(type, values)):
         return [kernel]
     given = dict(zip(names, values, strict=True))
     check_lists(given)
-    arrays = {name: value for name, value in given.items() if type(value) in LISTS and length_of(value) > BLOCK and np.ndim(value) == 1}
-    if not arrays:
+    arrays = {name: value for name, value in given.items() if type(value) in LISTS and name not in RAGGED and length_of(value) > BLOCK}
+    if not arrays or _is_ragged(kernel):
         return [kernel]
     return [
         type(kernel)(**{**given, **{name: entries[start : start + BLOCK] for name, entries in arrays.items()}})
