@@ -49,13 +49,18 @@ def lawful(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbe
     if not (is_open if is_lone else np.any(is_open)):
         return median_s
     every_s, rows = np.atleast_1d(median_s), np.flatnonzero(np.broadcast_to(is_open, np.size(median_s)))
-    kept_s = _lowered(kernel, rows, np.atleast_1d(found.analytic_s), every_s, asked)
+    most = np.full(len(rows), MOST_DOUBLINGS, np.float64)
+    if kernel.doubles_flop:
+        flop_s = np.broadcast_to(found.flop_s, every_s.shape)[rows]
+        most = np.minimum(most, np.log(every_s[rows] / flop_s) / math.log(2.0 / KEPT))
+    kept_s = _lowered(kernel, rows, most, np.atleast_1d(found.analytic_s), every_s, asked)
     return kept_s.item() if is_lone else kept_s
 
 
-def _lowered(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
-    """Each median, or less where a launch with something doubled is that much faster."""
-    which, powers = _faster(kernel, rows, analytic_s, median_s, asked)
+def _lowered(kernel: Any, rows: Integers, most: Floats, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
+    """Each median, or less where a launch with something doubled is that much faster: of these rows, which FLOP alone allow to be doubled
+    `most` times."""
+    which, powers = _faster(kernel, rows, most, analytic_s, median_s, asked)
     if not len(which):
         return median_s
     first, same = _alike(kernel, which, powers)
@@ -78,19 +83,20 @@ def _alike(kernel: Any, rows: Integers, powers: Integers) -> tuple[Integers, Int
     return first, code
 
 
-def _faster(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> tuple[Integers, Integers]:
+def _faster(kernel: Any, rows: Integers, most: Floats, analytic_s: Floats, median_s: Floats, asked: Asked) -> tuple[Integers, Integers]:
     """Which launches (P,) may be slower than the law allows for which of their doublings (P, A): for several sizes doubled, as far as what
     physics grows by with each of them adds up."""
-    growth = _growth(kernel, rows, analytic_s, median_s, asked)
+    growth = _growth(kernel, rows, most, analytic_s, median_s, asked)
     is_open = np.isfinite(growth[:, :, 1]).any(axis=1)
-    rows, growth = rows[is_open], growth[is_open]
+    rows, most, growth = rows[is_open], most[is_open], growth[is_open]
     every = _powers(growth.shape[1])
-    total = LOG_KEPT * every.sum(axis=1) + sum(growth[:, axis, power] for axis, power in enumerate(every.T))
-    place, which = np.nonzero(total < LARGEST_FALL)
+    count = every.sum(axis=1)
+    total = LOG_KEPT * count + sum(growth[:, axis, power] for axis, power in enumerate(every.T))
+    place, which = np.nonzero((total < LARGEST_FALL) & (count <= most[:, None]))
     return rows[place], every[which]
 
 
-def _growth(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
+def _growth(kernel: Any, rows: Integers, most: Floats, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
     """What physics grows by, in log, with each size doubled so many times; inf from where no such launch is faster than the law allows."""
     is_doubled = _held(kernel, len(median_s))[rows]
     growth = np.full((*is_doubled.shape, MOST_DOUBLINGS + 1), np.inf)
@@ -98,6 +104,8 @@ def _growth(kernel: Any, rows: Integers, analytic_s: Floats, median_s: Floats, a
     for first, last in ((1, MOST_DOUBLINGS),) if is_doubled.size < FEW else ((1, 1), (2, MOST_DOUBLINGS)):
         row, axis = (each[:, None] for each in np.nonzero(is_doubled))
         row, axis, step = (each.reshape(-1) for each in np.broadcast_arrays(row, axis, np.arange(first, last + 1)))
+        can_be = step <= most[row]
+        row, axis, step = row[can_be], axis[can_be], step[can_be]
         if not len(row):
             break
         power = np.eye(is_doubled.shape[1], dtype=np.int64)[axis] * step[:, None]
