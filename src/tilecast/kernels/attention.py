@@ -34,7 +34,7 @@ from tilecast.kernels.attention_loops import (
 )
 from tilecast.kernels.base import Doublings, count, flag, sizes
 from tilecast.kernels.matrix_units import split_gain
-from tilecast.kernels.requests import Requests, asked_lengths, checked_lengths, lengths, over_requests, uniform
+from tilecast.kernels.requests import Requests, asked_lengths, checked_lengths, has_prefix, lengths, over_requests, uniform
 
 SOFTMAX_FLOP = 8.0  # vector work of one score beside its exponential: scale, maximum, sum, conversion, each a slot of two FLOP
 MASK_FLOP = 24.0  # of a score whose key may lie before a window: positions, two comparisons, a choice, and the tile's own "is any left"
@@ -394,11 +394,6 @@ class _Attention:
         """Whether its requests are alike, and so have a size to double."""
         return self.q_lens is None and self.kv_lens is None
 
-    @property
-    def doubles_flop(self) -> bool:
-        """Whether every size does: more keys than a window holds are no more work."""
-        return self.window is None
-
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run."""
         return newest_sglang(gpu)
@@ -456,7 +451,18 @@ class AttentionPrefill(_Attention):
     """
 
     family: ClassVar[str] = "attention_prefill"
-    doublings: ClassVar[Doublings] = (("q_len", "kv_len"), *DOUBLINGS)
+    doublings: ClassVar[Doublings] = (("q_len", "kv_len"), ("q_len",), *DOUBLINGS, ("num_heads",))
+    guessed: ClassVar[str] = "kv_len"  # a prefix was never measured
+
+    @property
+    def guessed_from(self) -> Any:
+        """How many keys there are at the least: those of the queries."""
+        return np.where(self.causal, self.q_len, 1)
+
+    @property
+    def doubles_flop(self) -> bool:
+        """Whether every size does: more keys than a window holds are no more work, and more of the tokens new hardly more."""
+        return self.window is None and not has_prefix(self.q_len, self.kv_len)
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         return attention_tasks(self, gpu, protocol, decode=False)
@@ -468,6 +474,13 @@ class AttentionDecode(_Attention):
 
     family: ClassVar[str] = "attention_decode"
     doublings: ClassVar[Doublings] = (("kv_len",), *DOUBLINGS)
+    guessed: ClassVar[str] = "q_len"  # several new tokens were never measured
+    guessed_from: ClassVar[int] = 1
+
+    @property
+    def doubles_flop(self) -> bool:
+        """Whether every size does: more keys than a window holds are no more work."""
+        return self.window is None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         return attention_tasks(self, gpu, protocol, decode=True)

@@ -63,6 +63,7 @@ class Gemm:
     family: ClassVar[str] = "gemm"
     doublings: ClassVar[Doublings] = (("m",), ("n",), ("k",), ("batch",))
     one_alone: ClassVar[str] = "batch"  # one product is another kernel than a batch of two
+    guessed_from: ClassVar[int] = 1
     doubles_flop: ClassVar[bool] = True  # every size does
 
     m: Any
@@ -131,6 +132,11 @@ class Gemm:
     def has_own_tiles(self, identity: str | None) -> bool:
         """Whether this kernel is not built in all the tiles of a library that may choose."""
         return identity in OWN_TILES
+
+    @property
+    def guessed(self) -> str | None:
+        """Few GPUs have rows of batches. TensorRT-LLM's fp8 ones are another call than one product, which looks for its scale first."""
+        return None if self.dtype == "fp8" else "batch"
 
     def unnamed(self) -> Any:
         """Which launches no row tells the kernel of: batched products, but for those in fp32, which frameworks ran and say how."""

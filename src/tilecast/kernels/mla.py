@@ -27,7 +27,7 @@ from tilecast.kernels.attention_loops import (
     resolved,
 )
 from tilecast.kernels.base import Doublings, count, sizes
-from tilecast.kernels.requests import asked_lengths, checked_lengths, lengths, uniform
+from tilecast.kernels.requests import asked_lengths, checked_lengths, has_prefix, lengths, uniform
 
 IDENTITIES = ("flashmla", "flashinfer", "trtllm", "triton")
 EXPANDED = ("fa3", "triton_expanded")  # more of them for prefill: SGLang's with keys and values expanded, where no prefix is cached
@@ -39,8 +39,6 @@ PREFILL_LOOPS = {"flashinfer": "flashinfer_fa2", "trtllm": "trtllm", "fa3": "fa3
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Mla:
     """`batch` requests of q_len new tokens; kv_len counts them too. The latent sizes are DeepSeek-V3's unless given."""
-
-    doubles_flop: ClassVar[bool] = True  # every size does
 
     batch: Any = 1
     q_len: Any = None
@@ -72,7 +70,18 @@ class MlaPrefill(_Mla):
     """Keys and values were expanded from the latent before: an attention whose keys are wider than its values."""
 
     family: ClassVar[str] = "mla_prefill"
-    doublings: ClassVar[Doublings] = (("q_len", "kv_len"), ("batch",))
+    doublings: ClassVar[Doublings] = (("q_len", "kv_len"), ("q_len",), ("batch",), ("num_heads",))
+    guessed: ClassVar[str] = "kv_len"  # a prefix was never measured
+
+    @property
+    def guessed_from(self) -> Any:
+        """How many keys there are at the least: those of the queries."""
+        return self.q_len
+
+    @property
+    def doubles_flop(self) -> bool:
+        """Whether every size does: more of the tokens new is hardly more work."""
+        return not has_prefix(self.q_len, self.kv_len)
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         identity = resolved(self.identity, gpu, (*IDENTITIES, *EXPANDED), default=newest_sglang_mla(gpu))
@@ -91,6 +100,9 @@ class MlaDecode(_Mla):
 
     family: ClassVar[str] = "mla_decode"
     doublings: ClassVar[Doublings] = (("kv_len",), ("batch",))
+    guessed: ClassVar[str] = "q_len"  # several new tokens were never measured
+    guessed_from: ClassVar[int] = 1
+    doubles_flop: ClassVar[bool] = True  # every size does
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         identity = resolved(self.identity, gpu, IDENTITIES, default=newest_sglang_mla(gpu))

@@ -55,7 +55,7 @@ class Moe:
     """
 
     family: ClassVar[str] = "moe"
-    doublings: ClassVar[Doublings] = (("num_tokens",), ("hidden_size",), ("inter_size",))
+    doublings: ClassVar[Doublings] = (("num_tokens",), ("hidden_size",), ("inter_size",), ("topk",))
     doubles_flop: ClassVar[bool] = True  # every one of these does
 
     num_tokens: Any

@@ -52,6 +52,11 @@ def asked_lengths(q_len: Any, kv_len: Any, *, decode: bool) -> tuple[Any, Any]:
     return (1 if q_len is None else q_len), (q_len if kv_len is None else kv_len)
 
 
+def has_prefix(q_len: Any, kv_len: Any) -> bool:
+    """Whether any of equal requests has other keys than its queries'."""
+    return kv_len is not None and bool(np.any(np.asarray(q_len) != np.asarray(kv_len)))
+
+
 def ragged(q_lens: Any, kv_lens: Any) -> Requests:
     """One launch (a list of lengths) or many (a list of lists); JSON text stands for a list."""
     q, num_q = _padded("q_lens", q_lens)

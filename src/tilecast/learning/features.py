@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tilecast.execution import Priced, Protocol
 from tilecast.execution.analytic import PIPELINES
-from tilecast.execution.arithmetic import argmax, log2, maximum
+from tilecast.execution.arithmetic import argmax, log2, maximum, minimum, where
 from tilecast.execution.cache import cache_bytes
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import priced
@@ -28,6 +28,7 @@ Matrix = NDArray[np.float32]
 DESCRIBED_AS = Protocol("profiler", "cold")
 SMALLEST_SHARE = 1e-3
 PLAIN = (int, float)
+LONGEST_KEYS = 2.0**17  # that any row has: beyond these and a window, more of them change nothing
 ALIGNMENTS = (8, 64, 256)
 # The sizes of each family whose magnitude and alignment may matter, largest effect first.
 SIZES = {
@@ -167,4 +168,8 @@ def _sizes(kernel: Any, is_lone: bool) -> list[Any]:
             size = np.where(np.isfinite(size), size, 0.0)  # no window, among some
             size = size.item() if is_lone else size
         found.append(size)
+    if getattr(kernel, "window", None) is not None:
+        names = SIZES[kernel.family]
+        keys, window = found[names.index("kv_len")], found[names.index("window")]
+        found[names.index("kv_len")] = where(window > 0, minimum(keys, maximum(window, LONGEST_KEYS)), keys)
     return found
