@@ -4,7 +4,7 @@ A pair is two measured launches of one kernel on one GPU that differ by a factor
 launch is faster by more than 3 %, as measured, as the shipped weights have learned it, and as predicted, which keeps the law. The price of
 the law is the error of the prediction beside that of what was learned; the least price is exact: the least mean error that any prediction
 can have on these rows if it never falls by more than 3 % from one to the other, found by linear programming. A second table counts pairs
-that differ in what kernels are built for, which the law leaves free: query heads of a KV head, and the width of a head.
+that differ in what kernels are built for, which the law leaves free: query heads of a KV head in decode, the width of a head, experts.
 Writes results/doubling.json and doubling.md.
 """
 
@@ -37,10 +37,10 @@ MOST_LOST = 0.03  # of the time, when a size doubles
 QUICK_SLICES = 2  # of each family
 MUCH_LOST = 0.2
 BUILT_IN: dict[str, Doublings] = {
-    "attention_prefill": (("num_heads",), ("head_dim",)),
+    "attention_prefill": (("head_dim",),),
     "attention_decode": (("num_heads",), ("head_dim",)),
-    "mla_prefill": (("num_heads",),),
     "mla_decode": (("num_heads",),),
+    "moe": (("num_experts",),),
 }
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,8 @@ import numpy as np
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.attention import AttentionPrefill, attention_tasks
-from tilecast.kernels.base import sizes
+from tilecast.kernels.base import Doublings, sizes
+from tilecast.kernels.requests import has_prefix
 
 CUDNN = {"sm_90": ("fa3", 256), "sm_100": ("fa4", 128), "sm_103": ("fa4", 128)}  # the loop nearest to cuDNN's, and its widest heads
 HEAD_STEP = 8  # elements: cuDNN's heads are multiples of it
@@ -33,6 +34,8 @@ class AttentionForward:
     """Softmax(Q K^T) V of `batch` texts; sizes as in attention_prefill. No identity: what PyTorch chooses."""
 
     family: ClassVar[str] = "attention_forward"
+    doublings: ClassVar[Doublings] = AttentionPrefill.doublings
+    guessed: ClassVar[str] = AttentionPrefill.guessed
 
     batch: Any = 1
     q_len: Any = None
@@ -43,6 +46,16 @@ class AttentionForward:
     causal: Any = True
     dtype: str = "bf16"
     identity: str | None = None
+
+    @property
+    def guessed_from(self) -> Any:
+        """How many keys there are at the least: those of the queries."""
+        return np.where(self.causal, self.q_len, 1)
+
+    @property
+    def doubles_flop(self) -> bool:
+        """Whether every size does: with other keys than those of the queries, more queries are hardly more work."""
+        return not has_prefix(self.q_len, self.kv_len)
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         return sdpa_identity(gpu, self.dtype, self.head_dim)

@@ -65,6 +65,7 @@ class Gemm:
     one_alone: ClassVar[str] = "batch"  # one product is another kernel than a batch of two
     guessed_from: ClassVar[int] = 1
     doubles_flop: ClassVar[bool] = True  # every size does
+    physics_grows: ClassVar[bool] = True  # with every one, so that the law holds where nothing is learned
 
     m: Any
     n: Any

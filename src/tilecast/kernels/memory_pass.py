@@ -37,7 +37,7 @@ class MemoryPass:
         size = launch_sizes(written_bytes=self.written_bytes, passes=self.passes)
         more = launch_sizes(at_least=0, read_bytes=self.read_bytes, flop=self.flop, special_ops=self.special_ops)
         wider = maximum(size["written_bytes"], more["read_bytes"])
-        blocks = wider / BYTES_PER_BLOCK
+        blocks = maximum(wider / BYTES_PER_BLOCK, 1.0)
         stream = Stream(
             blocks=blocks,
             read_bytes=more["read_bytes"] / blocks,

@@ -13,7 +13,7 @@ import numpy as np
 from tilecast import hardware, units
 from tilecast.errors import InvalidInput, SpecError
 from tilecast.execution import Analysis, Once, Priced, Protocol
-from tilecast.execution.arithmetic import exp, maximum
+from tilecast.execution.arithmetic import exp, maximum, minimum
 from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
@@ -168,15 +168,12 @@ def _predict_part(
 
     found, learned_s, width, bases = learn(kernel)
     median_s = learned_s
-    if bases is not None and correction is not None:
+    if bases is not None or not getattr(kernel, "physics_grows", False):
         run = partial(_as_corrected, gpu=gpu, engine=engine, correction=correction)
         asked = Asked(lambda other: priced(run(other), gpu, protocol), lambda other: learn(other).median_s)
         median_s = maximum(lawful(kernel, found, learned_s, asked), found.bound_s)
-    factor = exp(width)
-    low_s, high_s = (
-        maximum(median_s / factor, found.bound_s),
-        learned_s * factor,
-    )  # the law only lowers: the interval holds what was learned
+    factor = exp(width)  # the interval holds what was learned, and what the law made of it
+    low_s, high_s = maximum(minimum(learned_s, median_s) / factor, found.bound_s), maximum(learned_s, median_s) * factor
     if not isinstance(median_s, np.ndarray):
         median_s, low_s, high_s, learned_s = (np.array([value]) for value in (median_s, low_s, high_s, learned_s))
     basis = bases if bases is not None else np.full(len(median_s), "analytic")
@@ -196,8 +193,7 @@ def _learned(
     kernel: Any, gpu: GpuSpec, protocol: Protocol, engine: str, correction: Correction | None, profile: "Profile | None"
 ) -> _Learned:
     """Physics, what is learned of such launches, and what a profile knows of this GPU."""
-    if correction is not None:
-        kernel = _as_corrected(kernel, gpu, engine, correction)
+    kernel = _as_corrected(kernel, gpu, engine, correction)
     found = priced(kernel, gpu, protocol)
     real, real_found = _as_measured(kernel, gpu, found, protocol)
     asked = launches(kernel, real, real_found, protocol, engine) if correction is not None else None
@@ -235,9 +231,9 @@ def _half_width(corrected: Corrected | None, family: str) -> Floats | float:
     return width
 
 
-def _as_corrected(kernel: Any, gpu: GpuSpec, engine: str, correction: Correction) -> Any:
+def _as_corrected(kernel: Any, gpu: GpuSpec, engine: str, correction: Correction | None) -> Any:
     """A product left open, as the kernel whose rows correct it: where that has tiles of its own, physics must be of these."""
-    if kernel.identity is not None or not hasattr(kernel, "has_own_tiles"):
+    if correction is None or kernel.identity is not None or not hasattr(kernel, "has_own_tiles"):
         return kernel
     newest = kernel.newest_identity(gpu)
     if not kernel.has_own_tiles(newest) or np.any(kernel.unnamed()):
