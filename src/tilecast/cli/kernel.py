@@ -286,8 +286,9 @@ def _corrected(prediction: KernelPrediction) -> list[tuple[str, str, str]]:
     learned = f"x {learned_s / analytic_s:.4g}: learned correction, basis {prediction.basis[0]}"
     if median_s == learned_s:
         return [("latency", learned, _us(median_s))]
-    law = f"x {median_s / learned_s:.4g}: no longer than a launch of twice the size or more, for which there is a faster kernel"
-    return [("as learned", learned, _us(learned_s)), ("latency", law, _us(median_s))]
+    faster = "no longer than a launch of twice the size or more, for which there is a faster kernel"
+    why = faster if median_s < learned_s else "0.97 of a launch of half the size, or of less, at the least"
+    return [("as learned", learned, _us(learned_s)), ("latency", f"x {median_s / learned_s:.4g}: {why}", _us(median_s))]
 
 
 def _us(seconds: float) -> str:
