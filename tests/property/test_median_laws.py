@@ -103,6 +103,7 @@ MIXED = {
     "caches of several formats": ("attention_decode", {"batch": 4, "kv_len": 700, "num_heads": 8, "kv_dtype": ["fp8", None, "fp8"]}),
     "windows and none": ("attention_decode", {"kv_len": [700, 70, 7000], "num_heads": 8, "window": [128, None, 1024]}),
     "widths of heads": ("attention_decode", {"kv_len": (700, 70, 7000), "num_heads": 8, "head_dim": (64, 128, 64)}),
+    "widths that choose the kernel": ("attention_forward", {"q_len": [256, 17, 3], "num_heads": 8, "head_dim": [64, 256, 128]}),
     "masks": ("attention_prefill", {"q_len": [256, 17, 3], "num_heads": 8, "causal": [1, 0, True]}),
     "latent caches": ("mla_decode", {"batch": (2, 23, 1), "kv_len": 1262, "num_heads": 16, "kv_dtype": ("bf16", "fp8", "bf16")}),
     "passes": ("moe", {"num_tokens": 64, "moe_pass": ["w13", "w2", "w13"]}),

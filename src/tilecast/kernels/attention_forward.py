@@ -36,6 +36,7 @@ class AttentionForward:
     family: ClassVar[str] = "attention_forward"
     doublings: ClassVar[Doublings] = AttentionPrefill.doublings
     guessed: ClassVar[str] = AttentionPrefill.guessed
+    chosen_by_width: ClassVar[bool] = True  # which kernel PyTorch takes hangs on head_dim
 
     batch: Any = 1
     q_len: Any = None

@@ -155,13 +155,12 @@ def _predict_part(
 ) -> _Part:  # fmt: skip
     find = _shipped if corrections is None else corrections.get
     correction = find(kernel.family) if learned and kernel.family in SIZES else None
-    if correction is not None:
-        kinds = _kinds(kernel, gpu)
-        if len(kinds) > 1:
-            parts = [_predict_part(kind, gpu, protocol, engine, learned, profile, corrections).settled() for kind, _ in kinds]
-            order = np.argsort(np.concatenate([rows for _, rows in kinds]))
-            return _Part(*(_ordered(_joined(each), order) for each in zip(*parts, strict=True)))
-        kernel = kinds[0][0]
+    kinds = _kinds(kernel, gpu) if correction is not None else _of_one_width(kernel)
+    if len(kinds) > 1:
+        parts = [_predict_part(kind, gpu, protocol, engine, learned, profile, corrections).settled() for kind, _ in kinds]
+        order = np.argsort(np.concatenate([rows for _, rows in kinds]))
+        return _Part(*(_ordered(_joined(each), order) for each in zip(*parts, strict=True)))
+    kernel = kinds[0][0]
 
     def learn(other: Any) -> _Learned:
         return _learned(other, gpu, protocol, engine, correction, profile)
@@ -262,6 +261,18 @@ def _kinds(kernel: Any, gpu: GpuSpec) -> list[tuple[Any, list[int]]]:
         one = {name: entry for name, entry in zip(told, names, strict=False) if entry != OF_ITS_OWN}
         kinds.append((replace(kernel, **{**taken(kernel, rows), **sizes, **one}), rows))
     return kinds
+
+
+def _of_one_width(kernel: Any) -> list[tuple[Any, list[int]]]:
+    """Launches of one width of heads each, with their places, where PyTorch chooses the kernel by it."""
+    widths = np.ravel(kernel.head_dim) if getattr(kernel, "chosen_by_width", False) and kernel.identity is None else np.zeros(1)
+    if len(widths) < 2 or (widths == widths[0]).all():
+        return [(kernel, [])]
+    places = [(width, np.flatnonzero(widths == width)) for width in np.unique(widths)]
+    batch = np.broadcast_to(kernel.batch, widths.shape)
+    return [
+        (replace(kernel, **{**taken(kernel, rows), "batch": batch[rows], "head_dim": int(width)}), rows.tolist()) for width, rows in places
+    ]
 
 
 def _is_ragged(kernel: Any) -> bool:
