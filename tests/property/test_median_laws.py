@@ -53,7 +53,10 @@ def shapes(family: str) -> st.SearchStrategy[dict[str, int]]:
             lambda shape, heads, head_dim: shape | {"num_kv_heads": heads[0], "num_heads": heads[0] * heads[1], "head_dim": head_dim},
             st.fixed_dictionaries(common), heads, st.sampled_from([64, 128]),
         )  # fmt: skip
-    return requests if family.endswith("decode") else requests.map(lambda shape: shape | {"q_len": shape["kv_len"]})
+    new = st.sampled_from([1, 1, 2, 3, 4]) if family.endswith("decode") else st.sampled_from([1, 1, 2, 3, 8])
+    if family.endswith("decode"):
+        return st.builds(lambda shape, tokens: shape | {"q_len": min(tokens, shape["kv_len"])}, requests, new)
+    return st.builds(lambda shape, part: shape | {"q_len": max(1, shape["kv_len"] // part)}, requests, new)
 
 
 def predicted(family: str, shape: dict[str, Any], gpu: str | hardware.GpuSpec, learned: bool, **protocol: str) -> KernelPrediction:
