@@ -39,14 +39,8 @@ def sites_of_prediction(predicted: KernelPrediction, engine: str = "sglang") -> 
     """The same for a kernel that was predicted."""
     run = in_engine(predicted.kernel, engine)
     found = priced(run, predicted.gpu, predicted.protocol)
-    return sites_of(
-        run,
-        predicted.gpu,
-        found,
-        predicted.protocol,
-        engine,
-        np.log(predicted.high_s / np.maximum(predicted.learned_s, predicted.median_s)),
-    )
+    width = np.log(predicted.high_s / np.maximum(predicted.learned_s, predicted.median_s))
+    return sites_of(run, predicted.gpu, found, predicted.protocol, engine, width)
 
 
 def profile_from_rows(rows: Sequence[Mapping[str, Any]], gpu: str | GpuSpec) -> Profile:

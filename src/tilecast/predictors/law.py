@@ -92,15 +92,13 @@ def _halvings(kernel: Any, num_launches: int) -> tuple[Integers, Integers]:
     if not name or given is None or (isinstance(given, int) and given % 2):  # nothing is guessed, or it is the least already
         return NONE, NONE
     size, least = _size(kernel, name), np.ravel(kernel.guessed_from).astype(np.int64)
-    most = np.log2(np.minimum(size & -size, np.maximum(1, size // least))).astype(np.int64)
+    every = np.log2(np.minimum(size & -size, np.maximum(1, size // least))).astype(np.int64)
+    most = np.broadcast_to(every, num_launches)
     if (name,) in kernel.doublings:
-        most = np.where(size >> most == least, most, 0)
-    rows, steps = np.nonzero(np.broadcast_to(most, num_launches)[:, None] >= np.arange(1, min(MOST_DOUBLINGS, most.max()) + 1))
-    steps += 1
-    if (name,) in kernel.doublings:
-        is_least = steps == np.broadcast_to(most, num_launches)[rows]
-        rows, steps = rows[is_least], steps[is_least]
-    return rows, steps
+        rows = np.flatnonzero((most > 0) & (size >> every == least))
+        return rows, most[rows]
+    rows, steps = np.nonzero(most[:, None] > np.arange(every.max()))
+    return rows, steps + 1
 
 
 def _halved(kernel: Any, rows: Integers, steps: Integers) -> Any:
