@@ -245,7 +245,6 @@ def test_a_lone_launch_keeps_the_law_too(family: str, data: st.DataObject, gpu: 
     shape = data.draw(shapes(family))
     names = data.draw(st.sampled_from(doublings(family)))
     assume(names != ("q_len",) or 2 * shape["q_len"] <= shape["kv_len"])
-    assume(names != ("topk",) or 2 * shape["topk"] <= shape["num_experts"])
     larger = shape | {name: 2 * shape[name] for name in names}
     before, after = (predicted(family, each, gpu, True).median_s[0] for each in (shape, larger))
     assert after >= (1 - MOST_LOST - 1e-9) * before

@@ -55,7 +55,7 @@ class Moe:
     """
 
     family: ClassVar[str] = "moe"
-    doublings: ClassVar[Doublings] = (("num_tokens",), ("hidden_size",), ("inter_size",), ("topk",))
+    doublings: ClassVar[Doublings] = (("num_tokens",), ("hidden_size",), ("inter_size",))
     doubles_flop: ClassVar[bool] = True  # every one of these does
     physics_grows: ClassVar[bool] = True  # with every one, so that the law holds where nothing is learned
 

@@ -27,7 +27,7 @@ LARGEST_FALL = 1.5  # log: where physics grows by more, nothing learned makes up
 AT_ONCE, IN_TURN = ((1, MOST_DOUBLINGS),), ((1, 1), (2, MOST_DOUBLINGS))  # the first and last doubling that physics is asked for together
 CHUNK, FEW = 4096, 64  # launches asked for at once, and few enough that asking twice costs more than asking for too many
 FOLLOWS = {"num_kv_heads": "num_heads", "kv_len": "q_len"}  # a size that was left open is another one
-WITHIN = {"q_len": "kv_len", "topk": "num_experts"}  # a size that grows alone stays within another one
+WITHIN = {"q_len": "kv_len"}  # a size that grows alone stays within another one
 
 Integers = NDArray[np.int64]
 NONE: Integers = np.zeros(0, np.int64)
