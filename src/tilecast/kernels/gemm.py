@@ -137,7 +137,11 @@ class Gemm:
     @property
     def guessed(self) -> str | None:
         """Few GPUs have rows of batches. TensorRT-LLM's fp8 ones are another call than one product, which looks for its scale first."""
-        return None if self.dtype == "fp8" else "batch"
+        return None if self.finds_scales else "batch"
+
+    @property
+    def finds_scales(self) -> bool:
+        return (self.engine, self.dtype) == ("trtllm", "fp8")
 
     def unnamed(self) -> Any:
         """Which launches no row tells the kernel of: batched products, but for those in fp32, which frameworks ran and say how."""
@@ -153,7 +157,7 @@ class Gemm:
         using = constants()
         elements = size["batch"] * size["m"] * size["k"]
         kernels, read_bytes = 1.0, 2.0
-        if (self.engine, self.dtype) == ("trtllm", "fp8"):
+        if self.finds_scales:
             kernels, read_bytes = where(size["batch"] > 1, 1.0, SCALE_KERNELS), where(size["batch"] > 1, 2.0, SCALE_BYTES)
         traffic_bytes = elements * (read_bytes + held.bytes)
         l2_per_s = gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz
