@@ -281,6 +281,42 @@ def test_where_the_law_moves_a_median_its_interval_holds_what_was_learned() -> N
     assert small.low_s[0] <= small.median_s[0] < small.learned_s[0] <= small.high_s[0]
 
 
+TALL = {"rows": (1, 100_000), "cols": (16, 65_536)}
+OTHERS = {
+    "attention_forward": {"batch": (1, 16), "q_len": (16, 16_384), "num_heads": (1, 64)},
+    "attention_backward": {"batch": (1, 16), "q_len": (16, 16_384), "num_heads": (1, 64)},
+    "conv2d": {"batch": (1, 64), "in_channels": (1, 1024), "out_channels": (1, 1024), "height": (8, 256), "width": (8, 256)},
+    "elementwise": {"numel": (1, 10**9)},
+    "embedding": {"rows": (1, 100_000), "cols": (64, 16_384), "vocab_size": (1000, 200_000)},
+    "kv_cache_write": {"rows": (1, 100_000), "num_kv_heads": (1, 16), "head_dim": (32, 256)},
+    "rope": {"rows": (1, 100_000), "num_heads": (1, 64), "num_kv_heads": (1, 8), "head_dim": (32, 256)},
+    "optimizer_update": {"numel": (1, 10**10)},
+    **dict.fromkeys("layer_norm layer_norm_backward quantize rms_norm sampling silu_mul softmax softmax_backward".split(), TALL),
+}  # fmt: skip
+FIXED: dict[str, dict[str, Any]] = {"conv2d": {"kernel": 3, "padding": 1}, "elementwise": {"op": "add"}}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_families_that_are_physics_alone_keep_the_law(family: str) -> None:
+    rng = np.random.default_rng(1)
+    for gpu in GPUS:
+        shape = {name: np.exp(rng.uniform(*np.log(ends), NUM_SAMPLED)).astype(np.int64) for name, ends in OTHERS[family].items()}
+        before = predicted(family, shape | FIXED.get(family, {}), gpu, True).median_s
+        for name in shape:
+            after = predicted(family, shape | {name: 2 * shape[name]} | FIXED.get(family, {}), gpu, True).median_s
+            assert (after >= (1 - MOST_LOST - 1e-9) * before).all(), (gpu, name)
+
+
+@pytest.mark.parametrize("family", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+@pytest.mark.parametrize(
+    ("gpu", "node"), [("h100-sxm", "dgx-h100"), ("b200-sxm", "dgx-b200"), ("l40s", "pcie-8x-l40s"), ("gb200", "gb200-nvl72")]
+)
+def test_more_bytes_between_gpus_keep_the_law(family: str, gpu: str, node: str) -> None:
+    for num_gpus in (2, 4, 8, 16, 32):
+        times = predicted(family, {"bytes": 2 ** np.arange(8, 33), "num_gpus": num_gpus, "node": node}, gpu, True).median_s
+        assert (times[1:] >= (1 - MOST_LOST) * times[:-1]).all(), num_gpus
+
+
 def test_a_guess_that_the_law_raises_stays_in_its_interval() -> None:
     """One product of this kind takes 34 us on Arc B60 (measured); nobody measured a batch there, and physics says 4."""
     one, two = (predicted("gemm", {"m": 4, "n": 149, "k": 32, "batch": batch}, "arc-b60", True, engine="vllm") for batch in (1, 2))
