@@ -12,6 +12,7 @@ from tilecast.learning.tensors import ADVICE
 from tilecast.report import Grid, Report, versions
 
 MOST_KERNELS = 4  # in a sentence
+OF_WHAT = "Of what is learned, before the law of doubling moves a median (kernel --explain shows both)"
 MEANING = {
     "interpolated": "shapes held out, this GPU's other shapes known",
     "same-die": "this GPU held out, another of its die known",
@@ -80,12 +81,14 @@ def report(family: str, gpu: hardware.GpuSpec, asked: str) -> Report:
         "rows": num_rows,
         "kernels": kernels_here,
         "scores": scores,
+        "of": "learned_s",
         "all": correction.manifest["scores"],
         "artifact": correction.digest,
         "date": correction.manifest["date"],
         "versions": versions(),
     }
-    grids = [Grid(columns=("held out like", "mean error", "what was held out"), rows=rows, right=frozenset({"mean error"}))] if rows else []
+    columns = ("held out like", "mean error", "what was held out")
+    grids = [Grid(title=OF_WHAT, columns=columns, rows=rows, right=frozenset({"mean error"}))] if rows else []
     return Report(
         answer=answer,
         grids=grids,
