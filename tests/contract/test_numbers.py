@@ -36,6 +36,10 @@ SOURCES = {
         "clock.REFERENCE_NM",  # likewise vector_energy_j_per_flop
         "clock.NARROW_POWER",  # power of boards at their limit, in bf16, fp8 and nvfp4
         "clock.PROCESS_NM",  # foundries
+        "clock.WIDE_SM",  # lanes of an SM of GA10x, Ada, Hopper and Blackwell
+        "clock.BOARD_W",  # power of boards at their limit, in fp32
+        "clock.BOOST_ENERGY",  # published times of cublasSgemm on an H100
+        "clock.NARROW_SM_ENERGY",  # V100 and A100 at their limit hold their clocks in fp32
     },
     "library": {  # tiles, threads, launches and limits that its code holds
         "attention_forward.CUDNN",

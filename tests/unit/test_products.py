@@ -1,5 +1,7 @@
 """What products rest on beside tiles: copies of weights in turn, L2's own rate, the kind of memory, starts that are hidden."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -110,3 +112,20 @@ def test_tensorrt_llm_looks_for_the_scale_of_its_fp8_activations_first(gpu: str,
     assert alone[0] == alone[1]
     batched = [seconds(gpu, engine=engine, batch=8, **sizes) for engine in ("trtllm", "sglang")]
     assert batched[0] == batched[1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "size", "tflop_per_s"),
+    [("rtx-4090", 8192, 54.7), ("rtx-4090", 16384, 54.5), ("rtx-3090", 8192, 24.0), ("h100-sxm", 4096, 54.0), ("h100-sxm", 8192, 48.3)],
+)
+def test_boards_at_their_power_limit_multiply_in_fp32_as_others_published(gpu: str, size: int, tflop_per_s: float) -> None:
+    """torch.matmul and cublasSgemm without TF32; docs/training.md names who published them."""
+    found_s = seconds(gpu, "warm", "profiler", m=size, n=size, k=size, dtype="fp32")
+    assert 2 * size**3 / found_s / 1e12 == pytest.approx(tflop_per_s, rel=0.08)
+
+
+def test_a_board_of_a_few_watts_is_slow_and_not_stuck() -> None:
+    protocol, product = Protocol("profiler", "warm"), Gemm(m=4096, n=4096, k=4096, dtype="fp32")
+    boards = [replace(hardware.gpu("l4"), tdp_w=watts) for watts in (10.0, 30.0, 72.0)]
+    slow, slower_than_l4, l4 = (float(analyse(product.tasks(board, protocol), board, protocol).analytic_s[0]) for board in boards)
+    assert 1.0 > slow > slower_than_l4 > l4
