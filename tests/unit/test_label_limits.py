@@ -28,3 +28,13 @@ def test_rates_of_test_rows_over_training_rows_and_of_two_boards(monkeypatch):
     monkeypatch.setattr(label_limits, "parquet", lambda *_: rows)
     said = label_limits.campaigns()
     assert "t4 1.25" in said.lower() and "1 equal shapes: 1.10" in said
+
+
+def test_a_forward_label_that_is_no_half_of_its_backward_is_the_drivers() -> None:
+    labels = {2: (0.103, 0.110), 4: (0.56, 1.08)}  # by batch: forward, backward
+    made = [
+        {**CASE, "batch": batch, "part": part, "measured": seconds, "predictor": "tilecast"}
+        for batch, both in labels.items()
+        for part, seconds in zip(("forward", "backward", "total"), (*both, sum(both)), strict=True)
+    ]
+    assert set(label_limits.of_the_gpu(pl.DataFrame(made))["batch"]) == {4}

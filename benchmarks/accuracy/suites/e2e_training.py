@@ -151,13 +151,18 @@ def run(quick: bool) -> Result:
         for part in inside["part"].unique(maintain_order=True):
             rows = same_rows.filter((pl.col("slice") == name) & (pl.col("part") == part) & pl.col("predictor").is_in(COMPARED))
             shares += errors(rows, f"{name}, {part}", "labels with measured operators")
+    usual = label_limits.of_the_gpu(predictions).filter(pl.col("part") == "total")
+    trained = {name: pl.col("slice") == name for name in ("nvidia training", "amd training")}
+    on_new = pl.col("gpu").is_in(GROUPS["new GPUs (L4, A100-80GB)"]) & (pl.col("num_gpus") == 1)
+    for name, inside in {**trained, "new GPUs (L4, A100-80GB), training": on_new}.items():
+        shares += errors(usual.filter(inside), f"{name}, total", f"labels, forward within {label_limits.LONGEST_FORWARD} of backward")
     for name, gpus in GROUPS.items():
-        inside = predictions.filter(
+        of_group = predictions.filter(
             pl.col("gpu").is_in(gpus) & (pl.col("part") == "total") & (pl.col("option") == "") & (pl.col("num_gpus") == 1)
         )
-        for mode in inside["mode"].unique(maintain_order=True):
-            shares += errors(inside.filter(pl.col("mode") == mode), f"{name}, {mode}, total", "labels")
-            rows = same_rows.join(inside.filter(pl.col("mode") == mode).select(*CASE, "part").unique(), on=[*CASE, "part"], how="semi")
+        for mode in of_group["mode"].unique(maintain_order=True):
+            shares += errors(of_group.filter(pl.col("mode") == mode), f"{name}, {mode}, total", "labels")
+            rows = same_rows.join(of_group.filter(pl.col("mode") == mode).select(*CASE, "part").unique(), on=[*CASE, "part"], how="semi")
             compared = rows.filter(pl.col("predictor").is_in(COMPARED))
             shares += errors(compared, f"{name}, {mode}, total", "labels with measured operators")
     shares += operators(allowed)
