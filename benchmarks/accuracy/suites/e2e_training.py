@@ -154,8 +154,8 @@ def run(quick: bool) -> Result:
     usual = label_limits.of_the_gpu(predictions).filter(pl.col("part") == "total")
     trained = {name: pl.col("slice") == name for name in ("nvidia training", "amd training")}
     on_new = pl.col("gpu").is_in(GROUPS["new GPUs (L4, A100-80GB)"]) & (pl.col("num_gpus") == 1)
-    for name, inside in {**trained, "new GPUs (L4, A100-80GB), training": on_new}.items():
-        shares += errors(usual.filter(inside), f"{name}, total", f"labels, forward within {label_limits.LONGEST_FORWARD} of backward")
+    for name, of_these in {**trained, "new GPUs (L4, A100-80GB), training": on_new}.items():
+        shares += errors(usual.filter(of_these), f"{name}, total", f"labels, forward within {label_limits.LONGEST_FORWARD} of backward")
     for name, gpus in GROUPS.items():
         of_group = predictions.filter(
             pl.col("gpu").is_in(gpus) & (pl.col("part") == "total") & (pl.col("option") == "") & (pl.col("num_gpus") == 1)
