@@ -29,6 +29,12 @@ DEPLOYMENTS = (
     ("meta-llama/Llama-3.1-70B", "b200-sxm", "--tp", "4", "--batch", "64", "--isl", "4096", "--osl", "64"),
 )
 PARTS = ("prefill_s", "decode_step_s", "total_s")
+STEPS = (
+    ("GPT2-Large", "l4", "--mode", "training", "--batch", "1", "--seq", "1024", "--dtype", "fp32"),
+    ("BERT-Large", "h100-sxm", "--mode", "inference", "--batch", "8", "--seq", "512", "--dtype", "tf32", "--runtime", "compiled"),
+    ("mosaicml/mpt-7b", "a100-sxm-80gb", "--mode", "training", "--batch", "64", "--seq", "2048", "--dtype", "bf16", "--fsdp", "8"),
+)
+PHASES = ("forward_s", "backward_s", "step_s")
 
 Answers = dict[str, dict[str, float]]  # question -> column -> seconds
 
@@ -52,6 +58,10 @@ def questions() -> Iterator[dict[str, object]]:
     for gpu in GPUS:
         for m, (n, k) in itertools.product((1, 16, 256, 4096), ((4096, 4096), (28672, 8192), (1000, 5120))):
             yield {"family": "gemm", "gpu": gpu, "dtype": "bf16", "m": m, "n": n, "k": k}
+        for m in (256, 4096):
+            yield {"family": "gemm", "gpu": gpu, "dtype": "fp32", "m": m, "n": 4096, "k": 4096}
+        for length in (128, 2048, 16384):
+            yield {"family": "mla_decode", "gpu": gpu, "dtype": "bf16", "batch": 32, "q_len": 1, "kv_len": length, "num_heads": 16}
         for (heads, kv_heads), length in itertools.product(HEADS, (128, 2048, 16384)):
             shape = {"num_heads": heads, "num_kv_heads": kv_heads, "head_dim": 128, "kv_len": length}
             yield {"family": "attention_prefill", "gpu": gpu, "dtype": "bf16", "batch": 2, "q_len": length, **shape}
@@ -95,6 +105,9 @@ def answers(revision: str | None) -> Answers:
         for model, gpu, *options in DEPLOYMENTS:
             told = json.loads(_tilecast(source, "predict", model, "--gpu", gpu, *options, "--json"))
             found[" ".join(("predict", model, gpu, *options))] = {part: told[part]["median"] for part in PARTS}
+        for model, gpu, *options in STEPS:
+            told = json.loads(_tilecast(source, "step", model, "--gpu", gpu, *options, "--json"))
+            found[" ".join(("step", model, gpu, *options))] = {part: told[part]["median"] for part in PHASES}
         return found
 
 

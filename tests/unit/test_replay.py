@@ -14,7 +14,7 @@ def test_the_catalogue_asks_families_that_exist_and_every_question_once() -> Non
 
 def test_the_files_as_they_are_answer_every_question() -> None:
     found = replay.answers(None)
-    assert len(found) == len(list(replay.questions())) + len(replay.DEPLOYMENTS)
+    assert len(found) == len(list(replay.questions())) + len(replay.DEPLOYMENTS) + len(replay.STEPS)
     assert all(seconds > 0 for told in found.values() for seconds in told.values())
     unanswered = [question for question, told in found.items() if not told]
     assert unanswered == []
