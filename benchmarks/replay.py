@@ -107,7 +107,7 @@ def answers(revision: str | None) -> Answers:
             found[" ".join(("predict", model, gpu, *options))] = {part: told[part]["median"] for part in PARTS}
         for model, gpu, *options in STEPS:
             told = json.loads(_tilecast(source, "step", model, "--gpu", gpu, *options, "--json"))
-            found[" ".join(("step", model, gpu, *options))] = {part: told[part]["median"] for part in PHASES}
+            found[" ".join(("step", model, gpu, *options))] = {part: told[part]["median"] for part in PHASES if told[part]["median"]}
         return found
 
 
