@@ -106,6 +106,27 @@ def test_what_the_law_of_doubling_leaves_is_as_sure_as_what_was_learned():
     assert sites_of_prediction(found, "trtllm").spread[0] < 0.1 < np.log(found.high_s[0] / found.median_s[0])
 
 
+@pytest.mark.parametrize(("gpu", "dtype"), [(GPU, "fp8"), ("h100-sxm", "fp8"), ("b200-sxm", "nvfp4")])
+def test_a_row_that_leaves_its_kernel_open_is_that_of_the_kernel_it_means(gpu: str, dtype: str):
+    product = {"dtype": dtype, "m": 100, "n": 1000, "k": 8000}
+    named = Gemm(**product).newest_identity(hardware.gpu(gpu))
+    before_s = float(predict_kernel(Gemm(**product), gpu).median_s[0])
+    medians = []
+    for identity in (None, named):
+        measured = {"family": "gemm", "gpu": gpu, **product, "identity": identity, "measured_s": 1.3 * before_s}
+        profile = profile_from_rows([measured], gpu)
+        medians.append(float(predict_kernel(Gemm(**product), gpu, profile=profile).median_s[0]))
+    assert medians[0] == pytest.approx(medians[1]) and medians[0] > 1.02 * before_s
+
+
+def test_an_explanation_tells_weights_and_measurements_apart(tilecast: Tilecast, profile: str):
+    asked = ("kernel", "gemm", "--gpu", GPU, "--m", "512", "--n", "4096", "--k", "4096", "--explain", "--json")
+    plain, told = ({row["stage"]: row["from"] for row in tilecast(*asked, *more).json["explain"]} for more in ((), ("--profile", profile)))
+    learned = next(text for text in plain.values() if "learned correction" in text)
+    assert learned.split(":")[0] == told["as learned"].split(":")[0]
+    assert any(f"measured on {GPU}" in text for text in told.values()) and not any("measured on" in text for text in plain.values())
+
+
 def test_physics_alone_takes_no_profile(profile: str):
     with pytest.raises(InvalidInput, match="learned=False"):
         predict_kernel(Gemm(m=1, n=64, k=64), GPU, learned=False, profile=profile)

@@ -150,7 +150,8 @@ def kernel_report(kernel: Any, parameters: dict[str, Any], asked: dict[str, Any]
     grids = [_headline(prediction), _pipelines(prediction)]
     payload = record(prediction, parameters | ({"engine": asked["engine"]} if asked["engine"] else {}), shown)
     if asked["explain"]:
-        stages = _explained(prediction)
+        unmeasured = predict_kernel(prediction.kernel, asked["gpu"], **timing, overrides=overrides) if asked["profile"] else prediction
+        stages = _explained(prediction, float(unmeasured.learned_s[0]))
         grids.append(stages)
         payload["explain"] = [dict(zip(stages.columns, row, strict=True)) for row in stages.rows]
     if asked["why"]:
@@ -264,7 +265,7 @@ STAGES = {
 }
 
 
-def _explained(prediction: KernelPrediction) -> Grid:
+def _explained(prediction: KernelPrediction, by_weights_s: float) -> Grid:
     """The stages with numbers: enough to redo the result with a pocket calculator."""
     analysis, gpu = prediction.analysis, prediction.gpu
     placement = analysis.placement
@@ -275,20 +276,22 @@ def _explained(prediction: KernelPrediction) -> Grid:
         *((f"busy: {name}", "at the rate it reaches", _us(values[0])) for name, values in analysis.busy_s.items() if name != "dram"),
         *((name, STAGES.get(name, ""), _us(values[0])) for name, values in analysis.stages_s.items()),
         ("analytic", "average over variants, weighted towards the cheapest", _us(prediction.analytic_s[0])),
-        *_corrected(prediction),
+        *_corrected(prediction, by_weights_s),
     ]
     return Grid(title="How it comes about", columns=("stage", "from", "result"), rows=rows, right=frozenset({"result"}))
 
 
-def _corrected(prediction: KernelPrediction) -> list[tuple[str, str, str]]:
-    """What was learned and, where that breaks the law of doubling, what the law leaves of it."""
+def _corrected(prediction: KernelPrediction, by_weights_s: float) -> list[tuple[str, str, str]]:
+    """What the weights say, what a profile says besides and, where that breaks the law of doubling, what the law leaves of it."""
     analytic_s, learned_s, median_s = (each[0] for each in (prediction.analytic_s, prediction.learned_s, prediction.median_s))
-    learned = f"x {learned_s / analytic_s:.4g}: learned correction, basis {prediction.basis[0]}"
-    if median_s == learned_s:
-        return [("latency", learned, _us(median_s))]
-    faster = "no longer than a launch of twice the size or more, for which there is a faster kernel"
-    why = faster if median_s < learned_s else "0.97 of a launch of half the size, or of less, at the least"
-    return [("as learned", learned, _us(learned_s)), ("latency", f"x {median_s / learned_s:.4g}: {why}", _us(median_s))]
+    stages = [("as learned", f"x {by_weights_s / analytic_s:.4g}: learned correction, basis {prediction.basis[0]}", by_weights_s)]
+    if prediction.profile is not None:
+        stages.append(("as measured", f"x {learned_s / by_weights_s:.4g}: {prediction.profile.words}", learned_s))
+    if median_s != learned_s:
+        faster = "no longer than a launch of twice the size or more, for which there is a faster kernel"
+        why = faster if median_s < learned_s else "0.97 of a launch of half the size, or of less, at the least"
+        stages.append(("as the law has it", f"x {median_s / learned_s:.4g}: {why}", median_s))
+    return [(name if stage < len(stages) else "latency", told, _us(seconds)) for stage, (name, told, seconds) in enumerate(stages, 1)]
 
 
 def _us(seconds: float) -> str:

@@ -11,7 +11,7 @@ import math
 from tilecast.dtypes import DTYPES
 from tilecast.execution.fitted import Constants
 from tilecast.execution.tasks import Numbers
-from tilecast.hardware import GpuSpec
+from tilecast.hardware import GpuSpec, as_catalogued
 
 REFERENCE_WIDTH = 1024.0  # 16-bit FLOP per clock per SM
 REFERENCE_NM = 4.0
@@ -43,7 +43,7 @@ def energy_j_per_flop(gpu: GpuSpec, dtype: str, on_tensor: bool, using: Constant
             using.energy_j_per_flop * (tensor_width(gpu) / REFERENCE_WIDTH) ** -using.energy_width_power * (bits / 16) ** NARROW_POWER
         )
     process = PROCESS_NM.get(gpu.arch, REFERENCE_NM) / REFERENCE_NM
-    is_narrow = gpu.vector_flop_per_clock_per_sm["fp32"] < WIDE_SM
+    is_narrow = as_catalogued(gpu).vector_flop_per_clock_per_sm["fp32"] < WIDE_SM  # a what-if is no other die
     at_boost = NARROW_SM_ENERGY if is_narrow else BOOST_ENERGY.get(gpu.arch, 1.0)
     return float(using.vector_energy_j_per_flop * process * at_boost * bits / 32)
 

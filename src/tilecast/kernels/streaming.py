@@ -51,8 +51,8 @@ def _share_fitted_on() -> float:
 
 
 def _dram_share(gpu: GpuSpec) -> float:
-    """Bytes of one SM and clock."""
-    return gpu.dram_bytes_per_s / (gpu.num_sms * gpu.boost_clock_hz)
+    """Bytes of one SM and clock; SMs of a what-if, more of them or fewer, are those of the part that it changes."""
+    return gpu.dram_bytes_per_s / (hardware.as_catalogued(gpu).num_sms * gpu.boost_clock_hz)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

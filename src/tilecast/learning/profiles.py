@@ -1,7 +1,7 @@
 """A profile: what was measured on one GPU, ready to correct every prediction on it. A JSON file, written by `tilecast calibrate`.
 
 The basis of a prediction stays what it was: it tells what the weights were trained on, and a profile trains none. That a profile was used
-stands in the answer's inputs, by its id. A profile never widens an interval.
+stands in the answer's inputs, by its id. A profile never widens an interval; the law of doubling may, where it holds the median back.
 """
 
 import hashlib

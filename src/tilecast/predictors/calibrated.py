@@ -16,7 +16,7 @@ from tilecast.learning import profiles
 from tilecast.learning.calibration import INTERVAL_SIGMAS, Evidence, Floats, Sites, apart, joined, of_rows, shipped, sites
 from tilecast.learning.features import asked_names, launches
 from tilecast.learning.profiles import Profile
-from tilecast.predictors.kernel import KernelPrediction, in_engine, predict_kernel
+from tilecast.predictors.kernel import KernelPrediction, as_asked, predict_kernel
 
 MOST_ROWS = 2000
 SHORTEST_S, LONGEST_S = 1e-8, 1e3
@@ -37,7 +37,7 @@ def sites_of(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engin
 
 def sites_of_prediction(predicted: KernelPrediction, engine: str = "sglang") -> Sites:
     """The same for a kernel that was predicted."""
-    run = in_engine(predicted.kernel, engine)
+    run = as_asked(predicted.kernel, predicted.gpu, engine)
     found = priced(run, predicted.gpu, predicted.protocol)
     width = np.log(predicted.high_s / np.maximum(predicted.learned_s, predicted.median_s))
     return sites_of(run, predicted.gpu, found, predicted.protocol, engine, width)

@@ -230,6 +230,12 @@ def _half_width(corrected: Corrected | None, family: str) -> Floats | float:
     return width
 
 
+def as_asked(kernel: Any, gpu: GpuSpec, engine: str) -> Any:
+    """A kernel as it is priced with the weights that ship: a profile's rows are of that launch."""
+    run = in_engine(kernel, engine)
+    return _as_corrected(run, gpu, engine, _shipped(run.family) if run.family in SIZES else None)
+
+
 def _as_corrected(kernel: Any, gpu: GpuSpec, engine: str, correction: Correction | None) -> Any:
     """A product left open, as the kernel whose rows correct it: where that has tiles of its own, physics must be of these."""
     if correction is None or kernel.identity is not None or not hasattr(kernel, "has_own_tiles"):
