@@ -2,7 +2,9 @@
 
 import pytest
 
+from tilecast import hardware
 from tilecast.errors import InvalidInput
+from tilecast.predictors import predict_kernel
 from tilecast.workloads.aten import POINTWISE, REDUCTIONS, RULES, launches, matrix_flop
 from tilecast.workloads.opgraph import Node, TensorShape
 
@@ -128,6 +130,42 @@ def test_a_convolution_is_one_and_its_gradient_two_products():
         "convolution_backward", [result, image, weight], [image, weight], options=(*options, ("output_mask", (True, True, False)))
     )
     assert matrix_flop(backward) == 2 * matrix_flop(forward)
+
+
+CONVOLUTIONS = {  # image, weight, result, and what differs from a plain one
+    "plain": ((8, 64, 64, 64), (64, 64, 3, 3), (8, 64, 64, 64), {}),
+    "strided": ((8, 64, 64, 64), (64, 64, 3, 3), (8, 64, 32, 32), {"stride": (2, 2)}),
+    "dilated": ((8, 64, 64, 64), (64, 64, 3, 3), (8, 64, 64, 64), {"padding": (2, 2), "dilation": (2, 2)}),
+    "grouped": ((8, 64, 64, 64), (64, 8, 3, 3), (8, 64, 64, 64), {"groups": 8}),
+    "depthwise": ((8, 64, 64, 64), (64, 1, 7, 7), (8, 64, 64, 64), {"padding": (3, 3), "groups": 64}),
+    "a line": ((8, 64, 4096), (64, 64, 9), (8, 64, 4096), {"stride": (1,), "padding": (4,), "dilation": (1,)}),
+    "a volume": (
+        (2, 64, 16, 32, 32),
+        (64, 64, 3, 3, 3),
+        (2, 64, 16, 32, 32),
+        {"stride": (1,) * 3, "padding": (1,) * 3, "dilation": (1,) * 3},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CONVOLUTIONS)
+def test_convolutions_read_their_tensors_and_not_their_windows(what: str):
+    image, weight, result, changed = CONVOLUTIONS[what]
+    options = {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "transposed": False, "groups": 1} | changed
+    tensors = [tensor(*shape, dtype="bf16") for shape in (image, weight, result)]
+    forward = node("convolution", tensors[:2], tensors[2:], options=tuple(options.items()))
+    asked = (*options.items(), ("output_mask", (True, True, False)))
+    backward = node("convolution_backward", [tensors[2], *tensors[:2]], tensors[:2], options=asked, phase="backward")
+    assert matrix_flop(backward) == 2 * matrix_flop(forward) > 0
+    gpu, whole = hardware.gpu("h100-sxm"), sum(each.nbytes for each in tensors)
+    for each in (forward, backward):
+        for launch in launches(each):
+            found = predict_kernel(launch.kernel, gpu, learned=False)
+            assert found.analysis.demand_s["dram"][0] * gpu.dram_bytes_per_s <= 1.01 * whole
+    once, twice = (
+        sum(predict_kernel(launch.kernel, gpu, learned=False).median_s[0] for launch in launches(each)) for each in (forward, backward)
+    )
+    assert 1.3 * once < twice < 3.5 * once
 
 
 def test_attention_backward_is_two_and_a_half_forward():

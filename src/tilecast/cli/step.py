@@ -116,10 +116,11 @@ def command(
 
 def _shards(fsdp: str, dp: int) -> dict[str, int]:
     """`--fsdp 8` shards over 8 ranks of each replica; `--dp 8 --fsdp` shards what would be replicas."""
-    if fsdp == "dp":
+    if fsdp == "dp" and dp > 1:
         return {"dp": 1, "fsdp": dp}
-    if not fsdp.isdigit():
-        raise InvalidInput(f"--fsdp {fsdp!r} must be a whole number of ranks, or stand alone behind --dp")
+    if not (fsdp.isascii() and fsdp.isdecimal()):
+        given = "without a number" if fsdp == "dp" else repr(fsdp)
+        raise InvalidInput(f"--fsdp {given} must be a whole number of ranks, or stand alone behind --dp of two and more")
     return {"fsdp": int(fsdp)}
 
 

@@ -22,7 +22,9 @@ WINOGRAD_SHARE = 36 / 144  # multiplications of F(4 x 4, 3 x 3) over those of th
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Conv2d:
-    """`batch` images of `in_channels` x `height` x `width`, a square `kernel`, `stride` and `padding` the same on both sides."""
+    """`batch` images of `in_channels` x `height` x `width`, a square `kernel`, `stride` and `padding` the same on both sides.
+
+    A window that is no square, dilated or of other than two dimensions has so many `taps`, and the result so many `pixels` an image."""
 
     family: ClassVar[str] = "conv2d"
 
@@ -34,20 +36,16 @@ class Conv2d:
     kernel: Any
     stride: Any = 1
     padding: Any = 0
+    taps: Any = None  # kernel x kernel unless given
+    pixels: Any = None  # as kernel, stride and padding leave them unless given
     dtype: str = "bf16"
     identity: str | None = None
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         names = ("batch", "in_channels", "out_channels", "height", "width", "kernel", "stride")
         size = sizes(**{name: getattr(self, name) for name in names})
-        padding = sizes(at_least=0, padding=self.padding)["padding"]
-        out_height, out_width = (
-            np.floor((size[side] + 2.0 * padding - size["kernel"]) / size["stride"]) + 1.0 for side in ("height", "width")
-        )
-        if (np.minimum(out_height, out_width) < 1).any():
-            raise InvalidInput(f"kernel = {self.kernel} is larger than the padded image of {self.height} x {self.width}")
-        pixels = size["batch"] * out_height * out_width
-        window = size["in_channels"] * size["kernel"] ** 2
+        window = size["in_channels"] * (size["kernel"] ** 2 if self.taps is None else sizes(taps=self.taps)["taps"])
+        pixels = size["batch"] * self._pixels(size)
         product = Gemm(
             m=pixels[:, 0],
             n=np.broadcast_to(size["out_channels"], pixels.shape)[:, 0],
@@ -65,9 +63,19 @@ class Conv2d:
             dram_bytes=from_dram(weights, image + result, gpu, protocol.cache),
         )
 
+    def _pixels(self, size: dict[str, Any]) -> Any:
+        """Of one image's result."""
+        if self.pixels is not None:
+            return sizes(pixels=self.pixels)["pixels"]
+        padding = sizes(at_least=0, padding=self.padding)["padding"]
+        height, width = (np.floor((size[side] + 2.0 * padding - size["kernel"]) / size["stride"]) + 1.0 for side in ("height", "width"))
+        if (np.minimum(height, width) < 1).any():
+            raise InvalidInput(f"kernel = {self.kernel} is larger than the padded image of {self.height} x {self.width}")
+        return height * width
+
     def _least_share(self, kernel: Any) -> Any:
         """Of the window's multiplications, what no algorithm in use does without."""
-        if self.dtype == "fp32":
+        if self.dtype == "fp32" or self.taps is not None:
             return 0.0
         return np.where(kernel == 1, 1.0, np.where(kernel == 3, WINOGRAD_SHARE, 0.0))
 

@@ -120,12 +120,14 @@ def matrix_flop(node: Node) -> float:
     numbers is four real ones.
     """
     total = 0.0
-    for launch in launches(node):
+    for place, launch in enumerate(launches(node)):
         kernel = launch.kernel
         if isinstance(kernel, Gemm):
             total += 2.0 * kernel.batch * kernel.m * kernel.n * kernel.k
-        elif isinstance(kernel, Conv2d) or node.op == "aten.convolution":  # every channel by itself is no product, and counts
+        elif node.op == "aten.convolution":  # every channel by itself is no product, and counts
             total += 2.0 * node.outputs[0].numel * math.prod(node.inputs[1].shape[1:])
+        elif node.op == "aten.convolution_backward" and place < sum(dict(node.options)["output_mask"][:2]):  # the bias' is a sum
+            total += 2.0 * node.inputs[0].numel * math.prod(node.inputs[2].shape[1:])
         elif isinstance(kernel, AttentionForward | AttentionBackward | FlashAttention1):
             backward = isinstance(kernel, AttentionBackward) or getattr(kernel, "backward", False)
             values = (node.inputs if backward else node.outputs)[0].shape[-1]  # as wide as keys, but in latent attention
@@ -179,21 +181,36 @@ def _convolution(node: Node, matrix_dtype: str | None) -> tuple[Any, ...]:
     options = dict(node.options)
     dtype = _format(image, matrix_dtype)
     groups, per_output = int(options["groups"]), math.prod(weight.shape[1:])
-    sides, strides, paddings = set(weight.shape[2:]), set(options["stride"]), set(options["padding"])
-    is_plain = len(image.shape) == 4 and groups == 1 and not options["transposed"] and set(options["dilation"]) <= {1}
-    if is_plain and len(sides) == len(strides) == len(paddings) == 1:
-        batch, channels, height, width = image.shape
-        return (
-            Conv2d(
-                batch=batch, in_channels=channels, out_channels=weight.shape[0], height=height, width=width, kernel=sides.pop(),
-                stride=strides.pop(), padding=paddings.pop(), dtype=dtype,
-            ),
-        )  # fmt: skip
+    if _is_plain(image, weight, options):
+        return (_plain(image, weight, options, dtype),)
     if groups == image.shape[1] == weight.shape[0]:  # every channel by itself: no product of matrices
         return (_pass(node, 2.0 * per_output, 0.0),)
     if options["transposed"]:  # weights are (channels in, out per group, window): each pixel of the image spreads over a window
         return (Gemm(m=_pixels(image), n=per_output, k=max(1, weight.shape[0] // groups), batch=groups, dtype=dtype),)
-    return (Gemm(m=_pixels(result), n=max(1, weight.shape[0] // groups), k=per_output, batch=groups, dtype=dtype),)
+    return (_gathered(image, result, weight, groups, dtype),)
+
+
+def _is_plain(image: TensorShape, weight: TensorShape, options: dict[str, Any]) -> bool:
+    """A square window over images, alike in both directions."""
+    is_whole = len(image.shape) == 4 and int(options["groups"]) == 1 and not options["transposed"] and set(options["dilation"]) <= {1}
+    return is_whole and all(len(set(sizes)) == 1 for sizes in (weight.shape[2:], options["stride"], options["padding"]))
+
+
+def _plain(image: TensorShape, weight: TensorShape, options: dict[str, Any], dtype: str) -> Conv2d:
+    batch, channels, height, width = image.shape
+    return Conv2d(
+        batch=batch, in_channels=channels, out_channels=weight.shape[0], height=height, width=width, kernel=weight.shape[2],
+        stride=options["stride"][0], padding=options["padding"][0], dtype=dtype,
+    )  # fmt: skip
+
+
+def _gathered(image: TensorShape, result: TensorShape, weight: TensorShape, groups: int, dtype: str) -> Conv2d:
+    """A convolution of any window and number of dimensions, by what it reads, makes and multiplies; groups as so many more images."""
+    batch, channels, *sides = image.shape
+    return Conv2d(
+        batch=batch * groups, in_channels=max(1, channels // groups), out_channels=max(1, result.shape[1] // groups), height=1,
+        width=math.prod(sides), kernel=1, taps=math.prod(weight.shape[2:]), pixels=math.prod(result.shape[2:]), dtype=dtype,
+    )  # fmt: skip
 
 
 def _pixels(image: TensorShape) -> int:
@@ -201,26 +218,32 @@ def _pixels(image: TensorShape) -> int:
 
 
 def _convolution_backward(node: Node, matrix_dtype: str | None) -> tuple[Any, ...]:
-    """One product for the image's gradient, where it is asked for, and one for the weight's; the bias' is a sum."""
+    """The image's gradient, where it is asked for, and the weight's, each an implicit product like the forward one, whose operands are the
+    tensors themselves; the bias' is a sum."""
     gradient, image, weight = node.inputs[0], node.inputs[1], node.inputs[2]
     options = dict(node.options)
     dtype, groups, window = _format(gradient, matrix_dtype), int(options["groups"]), math.prod(weight.shape[2:])
-    pixels, image_pixels = _pixels(gradient), _pixels(image)
-    outputs, channels = max(1, weight.shape[0] // groups), weight.shape[1]
     asked = tuple(options["output_mask"])
-    if options["transposed"]:  # the same products with image and gradient changed about
-        both = ((image_pixels, outputs, channels * window), (outputs, channels * window, image_pixels))
-        products = [Gemm(m=m, n=n, k=k, batch=groups, dtype=dtype) for is_asked, (m, n, k) in zip(asked, both, strict=False) if is_asked]
-        return (*products, *([_bias_gradient(gradient)] if asked[2] else []))
     made: list[Any] = []
-    if asked[0]:
-        made.append(Gemm(m=max(1, pixels if pixels < image_pixels else image_pixels), n=channels * (window if pixels < image_pixels else 1),
-                         k=outputs * (1 if pixels < image_pixels else window), batch=groups, dtype=dtype))  # fmt: skip
-    if asked[1]:
-        made.append(Gemm(m=outputs, n=channels * window, k=pixels, batch=groups, dtype=dtype))
-    if asked[2]:
-        made.append(_bias_gradient(gradient))
-    return tuple(made)
+    if options["transposed"]:  # the same products with image and gradient changed about
+        outputs, channels, pixels = max(1, weight.shape[0] // groups), weight.shape[1], _pixels(image)
+        both = ((pixels, outputs, channels * window), (outputs, channels * window, pixels))
+        made += [Gemm(m=m, n=n, k=k, batch=groups, dtype=dtype) for is_asked, (m, n, k) in zip(asked, both, strict=False) if is_asked]
+    elif groups == image.shape[1] == weight.shape[0]:  # every channel by itself: gradient, and image or weights, read; the other written
+        read, flop = gradient.nbytes + image.nbytes, 2.0 * window * gradient.numel
+        passes = (gradient.nbytes + weight.nbytes, image.nbytes), (read, weight.nbytes)
+        made += [
+            MemoryPass(read_bytes=reads, written_bytes=writes, flop=flop)
+            for is_asked, (reads, writes) in zip(asked, passes, strict=False)
+            if is_asked
+        ]
+    else:
+        is_plain = _is_plain(image, weight, options)
+        same = _plain(image, weight, options, dtype) if is_plain else _gathered(image, gradient, weight, groups, dtype)
+        turned = _gathered(gradient, image, weight, groups, dtype)  # of a window at every place, by as much work
+        is_dense = _pixels(gradient) == _pixels(image)
+        made += [turned if is_dense else same] * asked[0] + [same] * asked[1]
+    return (*made, *([_bias_gradient(gradient)] if asked[2] else []))
 
 
 def _bias_gradient(gradient: TensorShape) -> MemoryPass:

@@ -12,7 +12,7 @@ Constants and views cost nothing.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -125,11 +125,29 @@ def _with_attention(nodes: Sequence[Node]) -> list[Node]:
             place += 1
             continue
         call, end = found
+        gone = list(nodes[place:end])
         while made and (made[-1].is_view or name_of(made[-1]) in ("clone", "mul", "expand")) and not _is_projection(made[-1], call):
-            made.pop()
-        made.append(call)
+            gone.append(made.pop())
+        made.append(replace(call, frees=_freed_from_before(gone, call)))
         place = end
     return made
+
+
+def _freed_from_before(gone: Sequence[Node], call: Node) -> tuple[TensorShape, ...]:
+    """Queries, keys and values that operators let go which one call stands for, but for those they made themselves; its result stays."""
+    query, key = call.inputs[:2]
+    least = min(query.numel, key.numel) // query.shape[1]  # one head's; a mask stays for the next layer
+    freed = [tensor for node in gone for tensor in node.frees if tensor.numel >= least]
+    own = Counter((tensor.dtype, tensor.numel) for node in gone if not node.is_view for tensor in node.outputs)
+    own[call.outputs[0].dtype, call.outputs[0].numel] -= 1
+    left: list[TensorShape] = []
+    for tensor in freed:
+        what = tensor.dtype, tensor.numel
+        if own[what] > 0:
+            own[what] -= 1
+        else:
+            left.append(tensor)
+    return tuple(left)
 
 
 def _is_projection(node: Node, call: Node) -> bool:
