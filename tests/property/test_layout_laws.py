@@ -54,9 +54,10 @@ def test_the_same_work_on_each_of_two_gpus_waits_as_long_for_the_host(optimizer,
     micro = how.get("micro_batches", 1)
     alone = predict_step("BERT-Large", "h100-sxm", **asked, batch=micro, micro_batches=micro)
     both = predict_step("BERT-Large", "h100-sxm", **asked, batch=2 * micro, **how)
-    assert both.optimizer_s.median == pytest.approx(alone.optimizer_s.median)
-    assert both.host_wait_s == pytest.approx(alone.host_wait_s)
-    assert both.step_s.median >= alone.step_s.median
+    hidden_s = alone.optimizer_s.median - both.optimizer_s.median  # launched while the GPU waits for messages
+    assert -1e-9 <= hidden_s <= 1.02 * both.communication_s.median
+    assert both.host_wait_s == pytest.approx(alone.host_wait_s - hidden_s)
+    assert both.step_s.median >= (1 - 1e-9) * alone.step_s.median
     assert sum(part.share_fraction for part in both.breakdown) == pytest.approx(1.0, abs=1e-6)
 
 
@@ -65,7 +66,8 @@ def test_an_optimizer_that_goes_tensor_by_tensor_is_launched_by_the_host_of_ever
     # tensors, and of what is around them about a tenth of all weights.
     asked = {"mode": "training", "seq": 64, "optimizer": "adamw-per-tensor"}
     sharded = predict_step("BERT-Large", "h100-sxm", **asked, batch=2, fsdp=2)
-    assert sharded.optimizer_s.median == pytest.approx(398 * 8 * 12e-6, rel=0.01)
+    launched_s = 398 * 8 * 12e-6
+    assert 0.99 * launched_s - sharded.communication_s.median <= sharded.optimizer_s.median < launched_s
     staged = predict_step("BERT-Large", "h100-sxm", **asked, batch=4, pp=2, micro_batches=4)
     assert 12 * 16 * 8 * 12e-6 < staged.optimizer_s.median < (12 * 16 + 40) * 8 * 12e-6
 

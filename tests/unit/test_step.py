@@ -288,6 +288,8 @@ def test_a_traced_graph_keeps_its_own_format_and_may_run_as_tf32():
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --dp 4", "batch = 6 must be a multiple of 4 (dp 4)", 2),
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --dp -4", "dp = -4 must be a whole number from 1", 2),
         ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --fsdp many", "--fsdp 'many' must be a whole number", 2),
+        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --fsdp \u00b2", "--fsdp '\u00b2' must be a whole number", 2),
+        ("step GPT2-Large --gpu l4 --batch 6 --seq 128 --fsdp", "or stand alone behind --dp of two and more", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --tp 3", "tp = 3 must divide the 20 attention heads", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --pp 40", "pp = 40 stages are more than the 36 layers", 2),
         ("step GPT2-Large --gpu l4 --mode training --batch 8 --seq 128 --dp 2 --ep 2", "ep needs a model with experts", 2),
@@ -505,3 +507,10 @@ def test_mpts_flash_attention_is_pytorchs_on_gpus_that_its_trainer_never_saw(gpu
 @pytest.mark.parametrize("gpu", ["a100-sxm-80gb", "a40", "rtx-3090"])
 def test_mpts_flash_attention_is_its_trainers_up_to_ampere(gpu):
     assert mpt_times(gpu, "flash") == mpt_times(gpu, None) != mpt_times(gpu, "sdpa")
+
+
+def test_more_work_never_shortens_a_step_whose_optimizer_the_host_launches():
+    asked = {"mode": "training", "dtype": "bf16", "seq": 1024, "dp": 4, "fsdp": 8, "micro_batches": 2, "optimizer": "adamw-per-tensor"}
+    steps = [predict_step("mosaicml/mpt-1b", "b200-sxm", batch=batch, master_weights=True, **asked) for batch in (64, 128, 256, 512)]
+    for less, more in itertools.pairwise(steps):
+        assert more.step_s.median > less.step_s.median and more.optimizer_s.median <= 1.001 * less.optimizer_s.median

@@ -148,7 +148,7 @@ def _answer(found: StepPrediction) -> str:
     missing = found.memory.total_bytes - found.memory.capacity_bytes
     room = "" if found.fits else f"; it does not fit, by {units.human('_bytes', missing)}"
     where = found.gpu.label if found.num_gpus == 1 else f"{found.num_gpus:,} x {found.gpu.label}"
-    return f"{found.graph.name} on {where}: {what}{size} takes {step} in {inputs['dtype']}, {100 * found.mfu:.0f} % of peak{room}."
+    return f"{found.graph.name} on {where}: {what}{size} takes {step} in {inputs['dtype']}, {100 * found.mfu:.0f} % MFU{room}."
 
 
 def _headline(found: StepPrediction) -> Grid:
@@ -167,7 +167,7 @@ def _headline(found: StepPrediction) -> Grid:
         *([("communication", str(found.communication_s), f"that nothing hides, part of {_named(found)}")] if found.num_gpus > 1 else []),
         ("step", str(found.step_s), f"of which the GPU waits {units.human('_s', found.host_wait_s)} for the host"),
         *_rate(found),
-        ("MFU", f"{100 * found.mfu:.1f} %", "model FLOP, without recomputation, over the dense peak"),
+        ("MFU", f"{100 * found.mfu:.1f} %", "model FLOP, masked pairs too, without recomputation, over the dense peak"),
         ("memory", f"{size(memory.total_bytes)} of {size(memory.capacity_bytes)}", held + more),
         ("fits", "yes" if found.fits else "no", found.gpu.id),
         ("basis", found.basis, "what the weakest part rests on; in brackets the 80 % interval"),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tilecast import hardware
 from tilecast.engines.distributed import MOST_SPANS, Exposed, Spread, parts_of, scaled, split, spread
-from tilecast.engines.eager import host_cost
+from tilecast.engines.eager import Clocks, host_cost
 from tilecast.engines.interval import NOTHING
 from tilecast.engines.layout_bytes import memory_of, sizes_of, without
 from tilecast.engines.messages import Box
@@ -267,7 +267,8 @@ def _together(
         kernels[key] = priced(graph, asked.gpu, asked.price, asked.matrix_dtype, added)
     found = kernels[key]
     done = spread(found, divided, layout, box, size, draw=draw)
-    steps = optimizer_parts(asked, found, keeps, kind, size.trained(stage_reached, True), most, "fp32" if wide_weights else None)
+    passes = replace(found, ends=_ends(found, layout, done.exposed_s))
+    steps = optimizer_parts(asked, passes, keeps, kind, size.trained(stage_reached, True), most, "fp32" if wide_weights else None)
     update = steps.phase("optimizer") if steps else NOTHING
     optimizer_s = update.median
     total_s = done.compute_s + sum(done.exposed_s) + optimizer_s
@@ -298,6 +299,14 @@ def _together(
         collectives=done.collectives,
         spans=_with_optimizer(done, optimizer_s, str(asked.optimizer)) if draw else (),
     )
+
+
+def _ends(found: Priced, layout: Layout, open_s: Exposed) -> Clocks:
+    """Where host and GPU stand behind all passes of a stage: while the GPU waits for messages, the host launches on."""
+    host_s, gpu_s = found.ends.host_s, found.ends.gpu_s
+    busy_s = gpu_s - sum(found.waits.values())
+    further = max(0.0, layout.micro_batches / layout.pp - 1.0)  # in each of these it falls behind the host by as much as it has more to do
+    return Clocks(host_s, gpu_s + further * max(0.0, busy_s - host_s) + open_s.forward + open_s.backward)
 
 
 def _waits(open_s: Exposed, *, updates: bool) -> dict[str, float]:
