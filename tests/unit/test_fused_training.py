@@ -32,6 +32,16 @@ def read_and_written(each: Node) -> tuple[int, int]:
 # ---- by hand ------------------------------------------------------------------------------------------------------
 
 
+def test_a_group_norm_is_one_kernel_with_its_activation_and_reads_its_image_twice():
+    image, scale, statistic = TensorShape("bf16", (4, 64, 128, 128)), TensorShape("bf16", (64,)), TensorShape("bf16", (4, 32))
+    normed = node("native_group_norm", (image, scale, scale), (image, statistic, statistic), phase="forward")
+    made = fused(normed, node("silu", (image,), (image,), (image,), phase="forward"))
+    assert [each.op for each in made] == ["fused.native_group_norm_silu"]
+    read, written = read_and_written(made[0])
+    # the image twice, two scales; the result and two statistics
+    assert (read, written) == (2 * image.nbytes + 2 * scale.nbytes, image.nbytes + 2 * statistic.nbytes)
+
+
 def a_loss(labels) -> tuple[Node, ...]:
     narrow, wide, one = TensorShape("bf16", (64, 512)), TensorShape("fp32", (64, 512)), TensorShape("fp32", ())
     hidden, head = TensorShape("bf16", (64, 32)), TensorShape("bf16", (32, 512))

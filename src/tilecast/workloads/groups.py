@@ -18,7 +18,9 @@ NORMS = {  # over rows: FLOP and special-function operations on an element
     "native_layer_norm": (8.0, 0.0), "_softmax": (6.0, 1.0), "_safe_softmax": (6.0, 1.0), "_log_softmax": (6.0, 1.0),
     "_softmax_backward_data": (4.0, 0.0), "_log_softmax_backward_data": (5.0, 1.0), "embedding": (0.0, 0.0),
     LAYER_NORM_BACKWARD: (12.0, 0.0), "nll_loss_forward": (0.0, 0.0), "nll_loss_backward": (1.0, 0.0),
+    "native_group_norm": (8.0, 0.0), "native_group_norm_backward": (12.0, 0.0),
 }  # fmt: skip
+TWICE = {"native_group_norm": 1, "native_group_norm_backward": 2}  # how many operands whose rows no SM holds: read for sums, then again
 GIVEN_NORMS = dict.fromkeys(("_native_batch_norm_legit_no_training", "_batch_norm_no_update"), (4.0, 0.0))  # statistics given: pointwise
 FUSED = "fused."
 SECTOR_BYTES = 32  # of memory, that one entry of a row takes
@@ -215,7 +217,8 @@ class Group:
         written += [tensor for node in mixed for tensor in node.outputs]
         if written:
             passes = 2 if mixed or any(name_of(node) == "nll_loss_forward" for node in self.nodes) else 1
-            made.append(_fused((*self.nodes, *mixed), phase, self.reads(), written, frees, passes))
+            again = [tensor for node in self.nodes for tensor in node.inputs[: TWICE.get(name_of(node), 0)]]
+            made.append(_fused((*self.nodes, *mixed), phase, [*self.reads(), *again], written, frees, passes))
         elif made:
             made[-1] = replace(made[-1], frees=tuple(frees))
         return made
