@@ -553,3 +553,11 @@ def test_interleaving_divides_the_bubble(layer, groups, stages):
     mixed = Layout(pp=stages, micro_batches=micro, schedule="interleaved", virtual_stages=groups)
     busy = micro * groups * 3 * layer
     assert whole_step(made, Messages(), mixed, parts(number)) - busy == pytest.approx((plain - busy) / groups)
+
+
+def test_logits_are_the_last_stages_alone():
+    # The first stage is the fullest, with four micro-batches in flight; the last has the logits, their wide copy and their gradient.
+    asked = {"mode": "training", "dtype": "bf16", "batch": 16, "seq": 2048, "micro_batches": 8}
+    whole, staged = (predict_step("mosaicml/mpt-1b", "h100-sxm", **asked, pp=stages).memory for stages in (1, 4))
+    passing, in_layers = (memory.activations_bytes - memory.saved_bytes for memory in (whole, staged))
+    assert 0 < in_layers < 0.3 * passing

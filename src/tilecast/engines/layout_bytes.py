@@ -7,7 +7,7 @@ from functools import partial
 from tilecast.engines.step_parts import WIDE_BYTES, Keeps, StepMemory
 from tilecast.workloads.divided import Divided
 from tilecast.workloads.layout import Layout
-from tilecast.workloads.opgraph import ITEM_BYTES, TensorShape
+from tilecast.workloads.opgraph import ITEM_BYTES, OpGraph, TensorShape
 from tilecast.workloads.stages import Layers, layers_of
 
 MOST_ENDS = 2  # tensors of one shape that embeddings and head may have
@@ -148,7 +148,8 @@ def memory_of(divided: Divided, layout: Layout, size: Sizes, passing_state: floa
     kept_by_layers = gained / max(1, min(parts.reached, parts.held["forward"]))
     kept_by_layers = max(0.0, min(kept_by_layers, live["kept"] / max(1, parts.reached)))
     rest = live["kept"] - kept_by_layers * parts.reached
-    passing = max(live["forward"], live["loss"], live["backward"]) - live["kept"]
+    passing = max(0, max(live["forward"], live["loss"], live["backward"]) - live["kept"])
+    inside = min(passing, _passing_in_layers(graph, parts)) if parts.forward else passing  # logits are the last stage's
     best: StepMemory | None = None
     training = graph.mode == "training"
     for stage, (num_layers, reached) in enumerate(zip(parts.per_stage(layout.pp), parts.reached_per_stage(layout.pp), strict=True)):
@@ -166,7 +167,7 @@ def memory_of(divided: Divided, layout: Layout, size: Sizes, passing_state: floa
             weights_bytes=round(kept + unsharded),
             gradients_bytes=round(summed * size.reduced + whole_gradients),
             optimizer_bytes=round(updated * size.state_bytes),
-            activations_bytes=round(max(saved + max(0, passing), updated * passing_state)),
+            activations_bytes=round(max(saved + (passing if last else inside), updated * passing_state)),
             saved_bytes=round(saved),
             buffers_bytes=graph.buffers_bytes + graph.inputs_bytes,
             reserved_bytes=reserved_bytes,
@@ -176,6 +177,19 @@ def memory_of(divided: Divided, layout: Layout, size: Sizes, passing_state: floa
             best = held
     assert best is not None
     return best
+
+
+def _passing_in_layers(graph: OpGraph, parts: Layers) -> int:
+    """What one layer holds at most beside what it keeps, on its way forward or back."""
+    most = 0
+    for place in parts.forward | parts.backward:
+        held = peak = 0
+        for node in graph.segments[place].nodes:
+            held += node.allocated_bytes
+            peak = max(peak, held)
+            held -= node.freed_bytes
+        most = max(most, peak - max(0, held))
+    return most
 
 
 def _in_flight(layout: Layout, stage: int) -> float:
