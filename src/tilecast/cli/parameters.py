@@ -70,6 +70,8 @@ HELP: Mapping[str, str] = {
     "kernel": "Side of the window.",
     "stride": "Step of the window.",
     "padding": "Rows and columns of zeros around the image.",
+    "taps": "Places that a window reads, where it is not kernel x kernel.",
+    "pixels": "Of one image's result, where kernel, stride and padding do not say.",
     "bytes": "The buffer of one rank: the message; all shares of all_gather; what a rank brings to reduce_scatter or all_to_all.",
     "num_gpus": "GPUs that take part.",
     "gpus_per_node": "Of these, in one node [default: as many as it holds].",
