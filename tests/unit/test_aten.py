@@ -4,6 +4,7 @@ import pytest
 
 from tilecast import hardware
 from tilecast.errors import InvalidInput
+from tilecast.kernels.conv2d import Conv2d
 from tilecast.predictors import predict_kernel
 from tilecast.workloads.aten import POINTWISE, REDUCTIONS, RULES, launches, matrix_flop
 from tilecast.workloads.opgraph import Node, TensorShape
@@ -166,6 +167,14 @@ def test_convolutions_read_their_tensors_and_not_their_windows(what: str):
         sum(predict_kernel(launch.kernel, gpu, learned=False).median_s[0] for launch in launches(each)) for each in (forward, backward)
     )
     assert 1.3 * once < twice < 3.5 * once
+
+
+@pytest.mark.parametrize(("name", "values"), [("taps", [9, 27]), ("pixels", [512, 1024]), ("in_channels", [32, 64]), ("padding", [0, 1])])
+def test_convolutions_that_differ_in_one_size_are_their_members(name: str, values: list[int]):
+    image = {"batch": 4, "in_channels": 64, "out_channels": 64, "height": 16, "width": 128, "kernel": 3}
+    together = predict_kernel(Conv2d(**image | {name: values}), "h100-sxm").median_s
+    alone = [float(predict_kernel(Conv2d(**image | {name: value}), "h100-sxm").median_s[0]) for value in values]
+    assert together == pytest.approx(alone)
 
 
 def test_attention_backward_is_two_and_a_half_forward():

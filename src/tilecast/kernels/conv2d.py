@@ -45,7 +45,7 @@ class Conv2d:
         names = ("batch", "in_channels", "out_channels", "height", "width", "kernel", "stride")
         size = sizes(**{name: getattr(self, name) for name in names})
         window = size["in_channels"] * (size["kernel"] ** 2 if self.taps is None else sizes(taps=self.taps)["taps"])
-        pixels = size["batch"] * self._pixels(size)
+        pixels, window = np.broadcast_arrays(size["batch"] * self._pixels(size), window)
         product = Gemm(
             m=pixels[:, 0],
             n=np.broadcast_to(size["out_channels"], pixels.shape)[:, 0],
