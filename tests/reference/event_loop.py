@@ -235,7 +235,7 @@ def exact_step_s(found: Setup, price: Price) -> StepTime:
             busy += gpu_s(of_phase["prefill"], "prefill", [part for part, _ in chunks], [keys for _, keys in chunks])
         if contexts:
             busy += gpu_s(of_phase["decode"], "decode", [1] * len(contexts), sorted(contexts))
-        if chunks or len(contexts) > found.engine.most_captured:
+        if chunks or len(contexts) > found.engine.most_captured or not found.gpu.replays_graphs:
             fixed = host.prefill_step_s + max(0.0, layers * host.prefill_layer_s - busy)
         else:
             fixed = host.decode_step_s + layers * host.decode_layer_s

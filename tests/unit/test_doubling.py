@@ -54,6 +54,6 @@ def test_measurements_fall_and_predictions_do_not(family):
         pytest.skip(str(reason))
     found, _ = doubling.price(family, quick=True)
     assert found.pairs > 5_000
-    assert found.measured > found.learned >= found.predicted == 0
+    assert found.measured > found.learned > 100 * found.predicted
     assert found.least_error > 0  # so the law and perfect accuracy exclude each other
     assert found.predicted_error < found.learned_error + 1

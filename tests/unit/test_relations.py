@@ -52,3 +52,13 @@ def test_a_launch_is_described_alike_however_it_is_timed() -> None:
     assert priced(small, H100, warm).analytic_s != priced(small, H100, cold).analytic_s
     one, other = (launches(small, H100, priced(small, H100, timing), timing, "sglang") for timing in (cold, warm))
     assert one.numbers.tolist() == other.numbers.tolist() and one.group.tolist() == other.group.tolist()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "asynchronous"),
+    [("a100-sxm-80gb", "False"), ("rtx-5090", "False"), ("h20", "True"), ("gb300", "True"), ("mi300x", "False"), ("arc-b60", "False")],
+)
+def test_kernels_are_told_apart_by_how_they_copy_and_multiply_not_by_generation(gpu: str, asynchronous: str) -> None:
+    kernel, protocol = Gemm(m=64, n=64, k=64), Protocol()
+    names = launches(kernel, hardware.gpu(gpu), priced(kernel, hardware.gpu(gpu), protocol), protocol, "vllm").names
+    assert (names["engine"], names["asynchronous"]) == ("vllm", asynchronous)

@@ -6,6 +6,7 @@ import numpy as np
 
 from tilecast.engines.base import Engine, Host
 from tilecast.engines.interval import Interval
+from tilecast.hardware import GpuSpec
 from tilecast.learning.calibration import INTERVAL_SIGMAS
 from tilecast.learning.profiles import Profile
 from tilecast.workloads.aggregate import StepTime
@@ -13,11 +14,14 @@ from tilecast.workloads.model import ModelConfig
 from tilecast.workloads.parallelism import Shard
 
 
-def decode_host(engine: Engine, config: ModelConfig, shard: Shard) -> Interval:
-    """Between two steps; with stages, tokens come back from the last one before the first can go on."""
+def decode_host(engine: Engine, config: ModelConfig, shard: Shard, gpu: GpuSpec, kernels_s: float) -> Interval:
+    """Between two steps; with stages, tokens come back from the last one before the first can go on. Where no graph replays a step, also
+    what launching its layers takes beyond the time the GPU is busy with them anyway."""
     host = engine.host
     step_s = max(host.decode_step_s, float(engine.fact("decode_step_with_stages_s"))) if shard.pp > 1 else host.decode_step_s
-    return _spread(step_s + config.num_layers * host.decode_layer_s, host)
+    if gpu.replays_graphs:
+        return _spread(step_s + config.num_layers * host.decode_layer_s, host)
+    return _spread(step_s + max(0.0, config.num_layers * host.prefill_layer_s - kernels_s), host)
 
 
 def prefill_host(host: Host, config: ModelConfig, prefill: StepTime, passes: np.ndarray) -> Interval:

@@ -137,9 +137,10 @@ def _joined(
     decode_s = step_s = NOTHING
     host_prefill = prefill_host(found.engine.host, found.config, prefill, np.ones(1))
     if len(points):
-        host = decode_host(found.engine, found.config, found.shard)
+        step_s = median_step(points, decode)
+        host = decode_host(found.engine, found.config, found.shard, found.gpu, step_s.median)
         decode_s = weighted_total(decode, step_weights(points)) + host.per(1.0 / batch.num_decode_steps)
-        step_s = median_step(points, decode) + host
+        step_s += host
     return Outcome(
         gpu=found.gpu.id, tp=tp, num_gpus=tp, batch=case[0], isl=case[1], osl=case[2],
         output_tokens=case[0] * case[2], decode_steps=batch.num_decode_steps, decode_step_s=step_s, decode_s=decode_s,

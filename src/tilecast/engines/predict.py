@@ -167,7 +167,8 @@ def predict(
     once, waits = _in_stages(prefill, passes, num_passes, next(times)) if waits_for_passes else (passes, None)
     decode = next(times) if steps is not None else None
     last_stage = next(times, None)
-    host_prefill, host_step = prefill_host(runs.host, config, prefill, passes), decode_host(runs, config, shard)
+    busy_s = median_step(points, decode).median if decode is not None else 0.0
+    host_prefill, host_step = prefill_host(runs.host, config, prefill, passes), decode_host(runs, config, shard, spec, busy_s)
     if measured is not None:
         host_prefill, host_step = (measured_host(measured, *each) for each in (("prefill", host_prefill), ("decode", host_step)))
     parts = parts_of("prefill", prefill, once, host_prefill, waits)

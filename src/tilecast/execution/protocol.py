@@ -6,7 +6,7 @@ from tilecast.errors import InvalidInput
 
 TIMERS = {
     "profiler": "the kernel's own time",
-    "graph": "replays of a CUDA graph, back to back",
+    "graph": "replays of a CUDA graph, back to back; where there are none, eager calls back to back",
     "event": "events around one eager call: the host's launch is inside",
 }
 CACHES = {

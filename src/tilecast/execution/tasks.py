@@ -37,6 +37,7 @@ class TaskSet(NamedTuple):  # made in a third of a frozen dataclass's time, whic
     l2_bytes_per_clock_per_sm: float | None = None  # None: the machine's constant
     hidden_s: Numbers = 0.0  # of the launch: behind the kernel before it
     fixed_s: Numbers = 0.0  # per launch: further small kernels, reductions
+    host_calls: Numbers = 1.0  # per launch: kernels that the host starts, those further ones among them
     variants: tuple[str, ...] = ("",)  # what each of the V is called
     own_variant: NDArray[np.str_] | None = None  # (L,) the same where each launch has one of its own, (L, V) where it has its own ones
 

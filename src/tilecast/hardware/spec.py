@@ -141,13 +141,18 @@ class GpuSpec:
 
     @property
     def multicasts(self) -> bool:
-        """Whether one read of L2 may feed several SMs of a cluster."""
+        """Whether one read of L2 may feed several SMs of a cluster; kernels for these copy and multiply asynchronously, and are others."""
         return self.target in MULTICASTING
 
     @property
     def starts_early(self) -> bool:
         """Whether a library's product is set up while the kernel before it still runs (programmatic dependent launch)."""
         return self.target in STARTING_EARLY
+
+    @property
+    def replays_graphs(self) -> bool:
+        """Whether launches can be recorded and replayed without the host, which PyTorch does not do on Intel's GPUs."""
+        return self.vendor != "intel"
 
     @property
     def l2_partitions(self) -> int:

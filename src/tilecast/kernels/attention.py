@@ -197,9 +197,10 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     started = (loop.starts if loop.first_start is None else loop.first_start) + loop.starts * later_rounds
     merge_s = np.where(is_split, _merge_s(shape, loop, gpu, using, parts, tasks, pack), 0.0)
     fixed_s = using.task_clocks / gpu.boost_clock_hz * started + merge_s
+    num_helpers = np.asarray(loop.num_helpers + (np.asarray(shape.rewritten_width) > 0), np.float64)  # one narrows
     if protocol.timer == "graph":
-        launched_s, moved_s = _helpers_s(shape, loop, gpu, using, protocol, total_bytes)
-        fixed_s = fixed_s + launched_s + moved_s
+        fixed_s = fixed_s + using.helper_clocks / gpu.boost_clock_hz * num_helpers
+        fixed_s = fixed_s + _helpers_s(shape, loop, gpu, using, protocol, total_bytes)
     return TaskSet(
         matrix_dtype=shape.compute,
         num_tasks=num_tasks,
@@ -217,6 +218,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         rounds=np.zeros((1, 1)),
         resident=loop.resident,
         fixed_s=fixed_s,
+        host_calls=1.0 + num_helpers,
         variants=("split KV" if bool(np.all(is_split)) else "",),
     )
 
@@ -264,16 +266,12 @@ def _merge_s(
     return np.asarray(helper_s * np.maximum(merged_rows / at_once, 1.0) + parts_bytes / l2_per_s)
 
 
-def _helpers_s(
-    shape: Shape, loop: Loop, gpu: GpuSpec, using: AttentionConstants, protocol: Protocol, total_bytes: Floats
-) -> tuple[Floats, Floats]:
-    """Of the small kernels around attention: that they run at all, and what they move. (L, 1)"""
+def _helpers_s(shape: Shape, loop: Loop, gpu: GpuSpec, using: AttentionConstants, protocol: Protocol, total_bytes: Floats) -> Floats:
+    """What the small kernels around attention take to move. (L, 1)"""
     moved = _helper_bytes(shape, loop)
     missed = moved if protocol.cache == "cold" else moved * (1.0 - hit_fraction(total_bytes + moved, gpu))
     rows_s = _helper_rows(shape, loop) * using.row_clocks / (gpu.num_sms * gpu.boost_clock_hz)
-    num_helpers = loop.num_helpers + (np.asarray(shape.rewritten_width) > 0)  # one narrows
-    moving_s = np.maximum(missed / (gpu.dram_data_bytes_per_s * constants().dram_fraction), rows_s)
-    return np.asarray(using.helper_clocks / gpu.boost_clock_hz * num_helpers), np.asarray(moving_s)
+    return np.asarray(np.maximum(missed / (gpu.dram_data_bytes_per_s * constants().dram_fraction), rows_s))
 
 
 def _padded_dim(dim: Floats, loop: Loop) -> Floats:

@@ -221,6 +221,7 @@ def _task_set(
         rounds=np.ceil(waves_13 / resident) + np.ceil(waves_2 / resident),
         resident=resident,
         fixed_s=_small_kernels_s(problem, on_rank.active_experts, moved, kept, how, held, gpu, using, fitted),
+        host_calls=np.where(problem.runs_w13 & problem.runs_w2, 2.0 + _num_small_kernels(how, held), 1.0),
         variants=tile.names,
         own_variant=tile.own_name,
     )
@@ -279,6 +280,11 @@ def _quantises_apart(how: Implementation, held: Quantisation) -> bool:
     return held.activation.bytes < 2 and (not how.fuses_activation or held.name == "fp8_block")
 
 
+def _num_small_kernels(how: Implementation, held: Quantisation) -> int:
+    """Kernels beside the two GEMMs."""
+    return how.num_small_kernels + (how.num_quantise_kernels if _quantises_apart(how, held) else 0)
+
+
 def _small_kernels_s(
     problem: Problem,
     active_experts: Floats,
@@ -292,7 +298,6 @@ def _small_kernels_s(
 ) -> Floats:
     """Kernels beside the first GEMM: their launches, their traffic through L2 or DRAM, the sorting of tokens by expert, and what every
     expert's product needs to be told."""
-    num_launches = how.num_small_kernels + (how.num_quantise_kernels if _quantises_apart(how, held) else 0)
     second_s = using.launch_cycles / gpu.boost_clock_hz + using.launch_s + using.drain_s
     dram_per_s = gpu.dram_data_bytes_per_s * using.dram_fraction
     l2_per_s = gpu.num_sms * l2_bytes_per_clock(gpu, using) * gpu.boost_clock_hz
@@ -301,5 +306,5 @@ def _small_kernels_s(
     route_s = problem.num_tokens * problem.topk * fitted.route_cycles / (gpu.num_sms * gpu.boost_clock_hz)
     steps = how.steps_per_expert * (3 if held.name in PADS_SCALES else 1)  # pointers; and scales, where they begin and where they lie
     experts_s = active_experts * steps * fitted.step_clocks / gpu.boost_clock_hz
-    spent = num_launches * fitted.small_kernel_s + second_s + stream_s + quantise_s + route_s + experts_s
+    spent = _num_small_kernels(how, held) * fitted.small_kernel_s + second_s + stream_s + quantise_s + route_s + experts_s
     return np.where(problem.runs_w13 & problem.runs_w2, spent, 0.0)

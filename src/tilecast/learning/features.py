@@ -1,7 +1,8 @@
 """What the correction may look at: how an analytic time is made up, the launch's sizes, and names. No hardware number by itself.
 
 A GPU's own level is learned apart (training.py), so these features carry over to GPUs nobody measured: shares of the analytic time per
-pipeline, waves and tails, how the working set compares with L2, how sizes align, and which kernel, dtype and engine it is.
+pipeline, waves and tails, how the working set compares with L2, how sizes align, and which kernel, dtype and engine it is, for GPUs that
+copy and multiply asynchronously or for all others.
 """
 
 import json
@@ -87,7 +88,7 @@ def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engin
     names = {name: str(getattr(kernel, name)) for name in _names_of(kernel.__class__)}
     if names.get("causal") in FLAGS:
         names["causal"] = FLAGS[names["causal"]]
-    names["engine"] = engine
+    names |= {"engine": engine, "asynchronous": str(gpu.multicasts)}
     numbers, group = _described(kernel, gpu, found)
     if protocol == DESCRIBED_AS:
         return Launches(numbers, names, group)

@@ -34,7 +34,7 @@ SOURCES = {
 # Attention's kernels change their mind most often along a shape; elsewhere shallower or fewer trees say as much in half the bytes.
 DEEP = Settings(local_trees=400, local_depth=7, rows_per_slice=48_000)
 SETTINGS = {
-    "gemm": Settings(local_trees=400, local_depth=7, local_rate=0.2, most_host=0.2),
+    "gemm": Settings(local_trees=600, local_depth=7, local_rate=0.25, rows_per_slice=48_000, most_host=0.2),
     "attention_prefill": replace(DEEP, most_host=0.2),
     "attention_decode": replace(DEEP, shared_as_timed=True, tells_cold_apart=True, most_host=0.2),
     "moe": Settings(tells_cold_apart=True),

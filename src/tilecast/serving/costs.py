@@ -95,7 +95,8 @@ def costs(found: Setup, plan: Schedule, price: Price) -> Costs:
 def _host_s(found: Setup, plan: Schedule, gpu_s: Floats) -> Floats:
     """Host time of a step: a replay if captured, else what makes the step at least as long as launching all its layers."""
     host, layers = found.engine.host, found.config.num_layers
-    eager = (plan.prefill_tokens > 0) | (plan.decodes > found.engine.most_captured)
+    most_captured = found.engine.most_captured if found.gpu.replays_graphs else 0
+    eager = (plan.prefill_tokens > 0) | (plan.decodes > most_captured)
     launching = np.maximum(0.0, layers * host.prefill_layer_s - gpu_s)
     fixed = np.where(eager, host.prefill_step_s + launching, host.decode_step_s + layers * host.decode_layer_s)
     idle = (plan.prefill_tokens == 0) & (plan.decodes == 0)

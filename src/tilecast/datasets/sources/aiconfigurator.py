@@ -2,7 +2,8 @@
 
 Latencies are means over CUDA-graph replays (a few warm-ups, 6 to 20 replays), without an L2 flush: GEMM rotates copies of its weights (6
 with SGLang and vLLM, as many as exceed L2 but at most 5 with TensorRT-LLM), attention and MoE reuse one set of buffers. vLLM's `fp8_block`
-GEMM ran eagerly. Raw latency is in milliseconds unless said.
+GEMM ran eagerly. On Arc B60 everything did, for PyTorch replays no graphs there: calls back to back, each as long as the slower of host
+and GPU, labelled `graph` like the others (`GpuSpec.replays_graphs`). Raw latency is in milliseconds unless said.
 """
 
 import io
