@@ -160,7 +160,10 @@ def run(quick: bool) -> Result:
         of_group = predictions.filter(
             pl.col("gpu").is_in(gpus) & (pl.col("part") == "total") & (pl.col("option") == "") & (pl.col("num_gpus") == 1)
         )
-        for mode in of_group["mode"].unique(maintain_order=True):
+        modes = of_group["mode"].unique(maintain_order=True)
+        if len(modes) > 1:
+            shares += errors(of_group, f"{name}, total", "labels")
+        for mode in modes:
             shares += errors(of_group.filter(pl.col("mode") == mode), f"{name}, {mode}, total", "labels")
             rows = same_rows.join(of_group.filter(pl.col("mode") == mode).select(*CASE, "part").unique(), on=[*CASE, "part"], how="semi")
             compared = rows.filter(pl.col("predictor").is_in(COMPARED))
