@@ -318,9 +318,9 @@ def test_more_bytes_between_gpus_keep_the_law(family: str, gpu: str, node: str) 
 
 
 def test_a_guess_that_the_law_raises_stays_in_its_interval() -> None:
-    """One product of this kind takes 34 us on Arc B60 (measured); nobody measured a batch there, and physics says 4."""
+    """One product of this kind takes 6 us on Arc B60 beside what its host does; nobody measured a batch there, and physics says 4."""
     one, two = (predicted("gemm", {"m": 4, "n": 149, "k": 32, "batch": batch}, "arc-b60", True, engine="vllm") for batch in (1, 2))
-    assert two.learned_s[0] < 0.5 * one.median_s[0]
+    assert two.learned_s[0] < 0.7 * one.median_s[0]
     assert two.median_s[0] == pytest.approx(0.97 * one.median_s[0])
     assert two.low_s[0] <= two.learned_s[0] < two.median_s[0] <= two.high_s[0]
 
@@ -329,8 +329,8 @@ def test_a_guess_that_the_law_raises_stays_in_its_interval() -> None:
 # The most that may lose more than 3 %, in percent of the launches and doublings sampled below, and the most that one may lose.
 MOST_OFTEN = {
     ("attention_prefill", False): (0.6, 25), ("attention_prefill", True): (0.8, 29),
-    ("attention_decode", False): (0.3, 34), ("attention_decode", True): (0.8, 35),
-    ("mla_decode", False): (0.2, 15), ("mla_decode", True): (1.5, 30),
+    ("attention_decode", False): (0.3, 34), ("attention_decode", True): (1.1, 35),
+    ("mla_decode", False): (0.2, 15), ("mla_decode", True): (2.0, 30),
 }  # fmt: skip
 
 
