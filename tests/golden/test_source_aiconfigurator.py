@@ -184,6 +184,13 @@ CASES: list[tuple[str, str, int, Row, list[Row]]] = [
         [{**MOE, "identity": "cutlass", "dtype": "fp8_block", "num_tokens": 1, "hidden_size": 5120, "inter_size": 8192, "topk": 1,
           "num_experts": 128, "tp": 16, "ep": 16, "gated": True, "distribution": "power_law_1.01", "latency_s": 26.208001375198364e-6}],
     ),
+    (  # the collector runs GPT-OSS on Hopper with OpenAI's Triton kernels, and labels them like any other
+        "h100_sxm/moe/trtllm/1.3.0rc20/moe_perf.parquet", "moe", 26182,
+        {"kernel_source": "moe_torch_flow", "moe_dtype": "w4a16_mxfp4", "num_tokens": 64, "hidden_size": 2880, "inter_size": 2880,
+         "topk": 4, "num_experts": 128, "moe_tp_size": 1, "moe_ep_size": 8, "distribution": "balanced", "latency": 0.16666666666666666},
+        [{**MOE, "identity": "triton", "dtype": "w4a16_mxfp4", "num_tokens": 64, "hidden_size": 2880, "inter_size": 2880, "topk": 4,
+          "num_experts": 128, "tp": 1, "ep": 8, "gated": True, "distribution": "balanced", "latency_s": 0.16666666666666666e-3}],
+    ),
     (
         "h100_sxm/moe/vllm/0.24.0/moe_perf.parquet", "moe", 22202,
         {"kernel_source": "vllm_unquantizedfusedmoe_triton_tritonexperts", "moe_dtype": "bfloat16", "num_tokens": 8, "hidden_size": 5120,

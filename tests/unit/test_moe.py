@@ -43,9 +43,61 @@ def test_defaults_differ_from_launch_to_launch_and_are_not_for_other_kernels():
     alone = [analyse(tasks(num_tokens=tokens, engine="sglang"), H100, COLD) for tokens in (100, 200)]
     assert together.analytic_s.tolist() == pytest.approx([float(one.analytic_s[0]) for one in alone])
     assert together.variant.tolist() == [one.variant[0] for one in alone] == ["16x32", "64x64"]
-    for kept in ({"identity": "cutlass"}, {"dtype": "int4_wo"}, {"engine": None}):  # one of several tiles, as a tuned file would have it
+    for kept in ({"identity": "deepgemm"}, {"dtype": "int4_wo"}, {"engine": None}):  # one of several tiles, as a tuned file would have it
         asked = {"engine": "sglang"} | kept
         assert len(tasks(**asked).variants) > 1
+
+
+@pytest.mark.parametrize(("gpu", "dtype", "tile"), [
+    ("h100-sxm", "bf16", "128x16"), ("h20", "fp8", "128x16"), ("b200-sxm", "fp8", "128x128"), ("b200-sxm", "nvfp4", "128x64"),
+    ("b300-sxm", "nvfp4", "128x128"), ("rtx-pro-6000-server", "bf16", "32x128"), ("rtx-5090", "fp8", "16x256"),
+])  # fmt: skip
+def test_cutlass_experts_of_sglang_and_vllm_run_untuned(gpu, dtype, tile):
+    asked = {"identity": "cutlass", "dtype": dtype}
+    found = [one(engine=engine, **asked).tasks(hardware.gpu(gpu), COLD) for engine in ("sglang", "vllm", "trtllm", None)]
+    assert [each.variants for each in found[:2]] == [(tile,)] * 2
+    assert len(found[2].variants) > 1 and len(found[3].variants) > 1
+
+
+def test_an_untuned_tile_of_16_columns_makes_hoppers_experts_several_times_slower():
+    asked = {"identity": "cutlass", "dtype": "fp8", "hidden_size": 4096, "inter_size": 1536}
+    for tokens in (16, 1024):
+        untuned, tuned = (analyse(tasks(num_tokens=tokens, engine=engine, **asked), H100, COLD) for engine in ("vllm", "trtllm"))
+        assert 2.5 < untuned.analytic_s[0] / tuned.analytic_s[0] < 6.0
+    # Steps of 128 bytes of K, each of 16 columns, with all of 128 rows: 128 experts of 3,072 x 4,096 and 4,096 x 1,536 on 132 SMs.
+    steps = sum(np.ceil(128 * width / 16 / 132) * depth / 128 for width, depth in ((3072, 4096), (4096, 1536)))
+    found = tasks(num_tokens=16, engine="vllm", **asked)
+    per_step = found.exposed_clocks * found.busiest_tasks / steps
+    assert float(per_step.item()) == pytest.approx(412.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(("tokens", "ep", "rows"), [(1, 1, 16), (257, 1, 32), (4096, 1, 128), (4096, 32, 128), (65_536, 1, 128)])
+def test_mxfp4_experts_of_vllm_are_openais(tokens, ep, rows):
+    found = analyse(tasks(num_tokens=tokens, ep=ep, identity="triton", dtype="w4a16_mxfp4", engine="vllm"), H100, COLD)
+    assert found.variant.tolist() == [f"{rows}x256"]
+
+
+def test_tensorrt_llm_keeps_a_row_for_every_pair_and_vllm_only_its_own():
+    asked = {"num_tokens": 16_384, "ep": 32, "identity": "triton", "dtype": "w4a16_mxfp4"}
+    mine, all_ranks = (float(analyse(tasks(engine=engine, **asked), H100, COLD).analytic_s[0]) for engine in ("vllm", "trtllm"))
+    assert all_ranks > 2.0 * mine
+    assert len(Moe(**(SIZES | asked), engine="vllm").tasks(hardware.gpu("arc-b60"), COLD).variants) > 1  # Intel has kernels of its own
+
+
+def test_blocks_with_a_scale_have_kernels_of_their_own():
+    assert len(tasks(identity="cutlass", dtype="fp8_block", engine="vllm").variants) > 1
+
+
+@pytest.mark.parametrize(("engine", "identity", "dtype"), [("trtllm", "triton", "fp8_block"), ("sglang", "marlin", "w4a16_mxfp4")])
+def test_some_kernels_do_the_work_of_all_ranks_on_each(engine, identity, dtype):
+    def took_s(engine, **changed):
+        asked = {"num_tokens": 16_384, "identity": identity, "dtype": dtype, "engine": engine}
+        return float(analyse(tasks(**(asked | changed)), H100, COLD).analytic_s[0])
+
+    alone = took_s(engine)
+    assert all(0.6 * alone < took_s(engine, ep=ranks) < 1.1 * alone for ranks in (4, 32))
+    assert took_s("vllm", ep=32) < 0.5 * took_s("vllm")
+    assert took_s(engine, num_tokens=16, ep=32) < 0.5 * took_s(engine, num_tokens=16)  # weights of their own experts alone
 
 
 def test_marlin_is_bound_by_mma_sync_and_widens_weights_first():
@@ -53,8 +105,12 @@ def test_marlin_is_bound_by_mma_sync_and_widens_weights_first():
         asked = {"num_tokens": 4096, "dtype": dtype, "block_m": 64, "block_n": 128}
         marlin, triton = (tasks(identity=identity, **asked) for identity in ("marlin", "triton"))
         np.testing.assert_allclose(marlin.matrix_flop, triton.matrix_flop / 0.62)  # of wgmma's rate, on H100
-        # 8 FLOP for each of 128 weights a step, 5 for integers, on 128 lanes that do two a clock.
-        np.testing.assert_allclose(marlin.exposed_clocks - triton.exposed_clocks, share * triton.vector_flop / 256)
+        # 8 FLOP for each of 128 weights a step, 5 for integers, on 128 lanes that do two a clock: after the wait, or during it.
+        widening = triton.vector_flop / 256
+        waiting = marlin.exposed_clocks - share * widening
+        mean_k = (12 * 2048 + 16 * 768) / 28  # of twelve tiles of 1,536 columns and sixteen of 2,048
+        np.testing.assert_allclose(waiting, mean_k / 64 * 412 / marlin.resident)
+        np.testing.assert_allclose(triton.exposed_clocks, np.maximum(waiting - widening, 0.0))
         assert not np.any(marlin.vector_flop)
 
 

@@ -23,11 +23,13 @@ from tilecast.kernels.expert_loads import busiest_rank
 from tilecast.kernels.matrix_units import legacy_stretch
 from tilecast.kernels.moe_defaults import CONFIGURATION
 from tilecast.kernels.moe_problem import Problem, problem_of, written
-from tilecast.kernels.moe_tiles import IMPLEMENTATIONS, Implementation, Tile, as_run, implementation, shared_bytes, tiles_of
+from tilecast.kernels.moe_tiles import IMPLEMENTATIONS, Implementation, Tile, as_run, implementation, in_engine, shared_bytes, tiles_of
 
 FUSED_TARGETS = ("sm_100", "sm_103")  # where engines have a fused grouped kernel
 WIDENING_FLOP = 8.0  # vector work per weight stored narrower than the 16 bits it is computed with: unpack, convert, scale, put back
 MARLIN_INTEGER_FLOP = 5.0  # the same where an instruction unpacks or scales two integers at once, as Marlin's do
+# Engine, kernel and format whose ranks multiply the pairs of all others too, whatever the number of ranks: so their rows say.
+DO_FOREIGN_PAIRS = (("trtllm", "triton", "fp8_block"), ("sglang", "marlin", "w4a16_mxfp4"))
 PADS_SCALES = ("nvfp4", "fp8_block")  # scales of every expert are laid out in blocks of their own
 
 
@@ -77,7 +79,7 @@ class Moe:
     num_stages: Any = None
     dtype: str = "bf16"
     identity: str | None = None
-    engine: str | None = None  # whose configuration a Triton kernel runs with where none is given; None: as if tuned
+    engine: str | None = None  # whose configuration a kernel runs with where none is given; None: as if tuned
 
     def __post_init__(self) -> None:
         if not isinstance(self.distribution, str):
@@ -103,11 +105,14 @@ class Moe:
 
     def tasks(self, gpu: GpuSpec, protocol: Protocol) -> TaskSet:
         problem = problem_of(self)
-        how = implementation(self.identity or self.newest_identity(gpu) or "grouped")
         stored = quantisation(self.dtype)
+        how = in_engine(implementation(self.identity or self.newest_identity(gpu) or "grouped"), stored, self.engine, gpu)
         held = as_run(stored, how, self.engine)
         tile = tiles_of(self, problem, how, gpu, held)
-        return _task_set(problem, tile, how, held, stored, gpu, protocol)
+        on_rank = rank_load(problem, tile.rows)
+        if (self.engine, self.identity, self.dtype) in DO_FOREIGN_PAIRS:
+            on_rank = with_foreign_pairs(on_rank, problem, tile.rows)
+        return _task_set(problem, on_rank, tile, how, held, stored, gpu, protocol)
 
 
 KERNELS = (Moe,)
@@ -146,6 +151,12 @@ def rank_load(problem: Problem, tile_rows: Floats) -> Load:
     return Load(pairs=pairs[where], active_experts=active[where], row_tiles=row_tiles[where])
 
 
+def with_foreign_pairs(load: Load, problem: Problem, tile_rows: Floats) -> Load:
+    """The same where pairs of other ranks' experts are multiplied too, with the weights of one expert of this rank."""
+    foreign = np.maximum(problem.num_tokens * problem.topk - load.pairs, 0.0)
+    return replace(load, pairs=load.pairs + foreign, row_tiles=load.row_tiles + ceil_div(foreign, tile_rows))
+
+
 def _load_of(distribution: str, tokens: Floats, experts: Floats, topk: Floats, ep: Floats, rows: Floats) -> Load:
     """Launches (L, 1) that share their distribution and their numbers of experts and ranks."""
     loads_LDE = busiest_rank(distribution, tokens[:, 0], int(experts[0, 0]), topk[:, 0], int(ep[0, 0]))
@@ -182,10 +193,10 @@ def _distinct(columns: list[NDArray[Any]]) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def _task_set(
-    problem: Problem, tile: Tile, how: Implementation, held: Quantisation, stored: Quantisation, gpu: GpuSpec, protocol: Protocol
-) -> TaskSet:
+    problem: Problem, on_rank: Load, tile: Tile, how: Implementation, held: Quantisation, stored: Quantisation, gpu: GpuSpec,
+    protocol: Protocol,
+) -> TaskSet:  # fmt: skip
     using, fitted = constants(), moe_constants()
-    on_rank = rank_load(problem, tile.rows)
     widths = np.where(problem.runs_w13, problem.gate * problem.inter, 0.0), np.where(problem.runs_w2, problem.hidden, 0.0)
     depths = problem.hidden, problem.inter
 
@@ -197,7 +208,14 @@ def _task_set(
     resident = _resident(tile, held, gpu)
 
     widening_flop = tile.columns * mean_k * _widening_flop(how, held)
-    widening_clocks = widening_flop / gpu.vector_flop_per_clock_per_sm["fp32"]  # by the warps that multiply, before they can
+    widening_clocks = widening_flop / gpu.vector_flop_per_clock_per_sm["fp32"]
+    waiting_clocks = mean_k / tile.k_step * fitted.step_clocks / resident
+    # Marlin's warps widen before they multiply. Where bulk copies need no warps, these widen while loads are on their way.
+    exposed_clocks = waiting_clocks
+    if how.issues_mma_sync:
+        exposed_clocks = waiting_clocks + widening_clocks
+    elif gpu.multicasts:
+        exposed_clocks = np.maximum(waiting_clocks - widening_clocks, 0.0)
 
     matrix_elements = widths[0] * depths[0] + widths[1] * depths[1]
     weight_bytes = on_rank.active_experts * matrix_elements * held.weight.bytes
@@ -215,7 +233,7 @@ def _task_set(
         vector_flop=0.0 if how.issues_mma_sync else widening_flop,
         l2_bytes=(tile.rows * held.activation.bytes + tile.columns * held.weight.bytes) * mean_k,
         l2_bytes_per_clock_per_sm=None if how.multicasts else using.unicast_bytes_per_clock_per_sm,
-        exposed_clocks=mean_k / tile.k_step * fitted.step_clocks / resident + (widening_clocks if how.issues_mma_sync else 0.0),
+        exposed_clocks=exposed_clocks,
         dram_bytes=(weight_bytes + moved.tokens_at_least) * (1 - found) + (moved.by_gemms - moved.tokens_at_least) * (1 - kept),
         busiest_tasks=(waves_13 * k_13 + waves_2 * k_2) / mean_k,
         rounds=np.ceil(waves_13 / resident) + np.ceil(waves_2 / resident),

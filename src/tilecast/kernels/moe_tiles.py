@@ -24,6 +24,16 @@ MARLIN_FILLED = 0.9  # of a tile: with fewer tokens per expert it is tall enough
 LEAST_GROUPED_ROWS, MOST_GROUPED_ROWS = 8.0, {"w4a16_mxfp4": 64.0, "nvfp4": 256.0, "w4a8_mxfp4_mxfp8": 256.0}  # 128 in other formats
 RULED = ("sglang", "vllm", "trtllm")  # engines whose fused kernels choose their rows by the mean load
 TALL_CUTLASS = ("nvfp4", "w4a8_mxfp4_mxfp8")  # no tile of fewer than 128 rows
+# FlashInfer's CUTLASS kernels, which SGLang and vLLM call, run with the first of their candidates until somebody tunes them; the measured
+# calls are untuned. TensorRT-LLM tunes the same kernels before it measures.
+UNTUNED = ("sglang", "vllm")
+FIRST_CANDIDATES = {  # the target's first digits and the bits of an activation -> rows, columns
+    ("sm_9", 16): (128, 16), ("sm_9", 8): (128, 16),
+    ("sm_10", 16): (128, 128), ("sm_10", 8): (128, 128), ("sm_100", 4): (128, 64), ("sm_103", 4): (128, 128),
+    ("sm_12", 16): (32, 128), ("sm_12", 8): (16, 256), ("sm_12", 4): (128, 128),
+}  # fmt: skip
+CANDIDATE_BYTES = 128.0  # of a step along K
+AMPERE_STAGES = 2.0  # of its kernels that copy as on Ampere; the others take as many as shared memory holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +82,22 @@ IMPLEMENTATIONS = {
 }  # fmt: skip
 
 
+# OpenAI's Triton kernels for weights of 4 bits (GPT-OSS): top-k, two kernels for a matrix of bits and two for the routing from it, and a
+# reduction. TensorRT-LLM's operator activates in a kernel of its own and has a row for every pair, of other ranks too, as its rows show.
+OPENAI_ROWS = (16, 32, 64, 128)
+_OPENAI = Implementation(
+    num_small_kernels=6, num_quantise_kernels=0, copies_tokens=False, fuses_activation=True, keeps_foreign_rows=False, multicasts=False,
+    tile_rows=OPENAI_ROWS, tile_columns=(256,),
+)  # fmt: skip
+OPENAI = {"vllm": _OPENAI, "trtllm": replace(_OPENAI, fuses_activation=False, keeps_foreign_rows=True)}
+
+
+def in_engine(how: Implementation, stored: Quantisation, engine: str | None, gpu: GpuSpec) -> Implementation:
+    """How an engine's own kernel of that name goes about it: Triton's for weights of 4 bits is OpenAI's in vLLM and TensorRT-LLM."""
+    is_openai = how is IMPLEMENTATIONS["triton"] and stored.weight.bits < 8 and gpu.vendor != "intel"
+    return OPENAI.get(engine or "", how) if is_openai else how
+
+
 def as_run(stored: Quantisation, how: Implementation, engine: str | None) -> Quantisation:
     """The format that the kernel reads: SGLang widens MXFP4 weights when it loads them, where Triton's plain kernel runs them."""
     widened = engine == "sglang" and how is IMPLEMENTATIONS["triton"] and stored.name == "w4a16_mxfp4"
@@ -102,6 +128,9 @@ def tiles_of(asked: "Moe", problem: Problem, how: Implementation, gpu: GpuSpec, 
     is_open = all(value is None for value in given.values())
     if is_open and is_fused_moe and asked.engine in ENGINES:
         return _untuned(asked.engine, problem, gpu, held)
+    first = _first_candidate(asked, how, gpu, held) if is_open else None
+    if first is not None:
+        return first
     ruled = _ruled(problem, how, held, asked.engine) if is_open and asked.engine in RULED else None
     if ruled is not None:
         return _of_rows(ruled, how)
@@ -127,16 +156,23 @@ def _ruled(problem: Problem, how: Implementation, held: Quantisation, engine: st
     """Rows (L, 1) of the tile where a kernel takes them from the mean load: all tokens over the experts of one rank, whatever they got.
 
     TensorRT-LLM's fused kernel takes the next power of two (calculate_tile_tokens_dim), FlashInfer's launcher of it the smallest of its
-    candidates, half of that; Marlin's wrapper (fused_marlin_moe) the first tile that is less than nine tenths full.
+    candidates, half of that; OpenAI's kernels (opt_flags) the next power of two, of experts everywhere; Marlin's wrapper
+    (fused_marlin_moe) the first tile that is less than nine tenths full.
     """
     mean = problem.num_tokens * problem.topk / (problem.num_experts / problem.ep)
     if how is IMPLEMENTATIONS["marlin"]:
         return np.select([mean < MARLIN_FILLED * rows for rows in MARLIN_ROWS], MARLIN_ROWS, MARLIN_ROWS[-1]).astype(np.float64)
+    if how in OPENAI.values():  # experts of all ranks
+        return np.asarray(np.clip(_next_power(mean / problem.ep), OPENAI_ROWS[0], OPENAI_ROWS[-1]))
     if how is not IMPLEMENTATIONS["grouped"]:
         return None
-    next_power = 2.0 ** np.ceil(np.log2(np.maximum(mean, 1.0)))
+    next_power = _next_power(mean)
     chosen = np.clip(next_power, LEAST_GROUPED_ROWS, MOST_GROUPED_ROWS.get(held.name, 128.0))
     return np.asarray(chosen if engine == "trtllm" else np.maximum(chosen / 2.0, LEAST_GROUPED_ROWS))
+
+
+def _next_power(count: Floats) -> Floats:
+    return np.asarray(2.0 ** np.ceil(np.log2(np.maximum(count, 1.0))))
 
 
 def _of_rows(rows: Floats, how: Implementation) -> Tile:
@@ -146,6 +182,21 @@ def _of_rows(rows: Floats, how: Implementation) -> Tile:
     names = np.array([[f"{height:.0f}x{width}" for width in how.tile_columns] for height in heights])
     k_step, stages = np.array([[float(K_STEP)]]), np.array([[float(STAGES)]])
     return Tile(rows=rows, columns=columns, k_step=k_step, stages=stages, names=tuple(names[0].tolist()), own_name=names[of_launch])
+
+
+def _first_candidate(asked: "Moe", how: Implementation, gpu: GpuSpec, held: Quantisation) -> Tile | None:
+    """What FlashInfer's CUTLASS kernels run with untuned; None for all others, such as its kernels for scales of blocks."""
+    bits = held.activation.bits
+    found = [size for (target, width), size in FIRST_CANDIDATES.items() if gpu.target.startswith(target) and width == bits]
+    if not found or how is not IMPLEMENTATIONS["cutlass"] or asked.engine not in UNTUNED or held.name == "fp8_block":
+        return None
+    rows, columns = found[0]
+    k_step = CANDIDATE_BYTES * 8.0 / bits
+    step_bytes = (rows * held.activation.bytes + columns * held.weight.bytes) * k_step
+    in_flight = 1.0 + (gpu.shared_bytes_per_block or 0) // step_bytes  # so one task fills an SM
+    stages = in_flight if gpu.multicasts or bits < 8 else AMPERE_STAGES
+    sides = [np.array([[float(side)]]) for side in (rows, columns, k_step, stages)]
+    return Tile(rows=sides[0], columns=sides[1], k_step=sides[2], stages=sides[3], names=(f"{rows}x{columns}",))
 
 
 def _that_fit(tile: Tile, gpu: GpuSpec, held: Quantisation) -> Tile:

@@ -220,11 +220,14 @@ def _moe(raw: pl.DataFrame, at: Coordinates) -> pl.DataFrame:
     # Nemotron's experts have no gate in any engine, though only TensorRT-LLM's label says so: with one, hundreds of rows would beat DRAM.
     is_nemotron = (pl.col("topk") == 22) | ((pl.col("hidden_size") == 2688) & (pl.col("inter_size") == 1856))
     is_gated = ~kernel.str.contains("nongated") & ~is_nemotron
-    # TensorRT-LLM's unlabelled path is CUTLASS without a gate and on everything but data-centre Blackwell.
-    is_cutlass = pl.lit(at.engine == "trtllm") & (~is_gated | pl.lit(at.gpu not in DATA_CENTRE_BLACKWELL))
+    # TensorRT-LLM's unlabelled path is CUTLASS without a gate and on everything but data-centre Blackwell; OpenAI's Triton kernels for
+    # MXFP4, says the collector.
+    is_older = pl.lit(at.engine == "trtllm" and at.gpu not in DATA_CENTRE_BLACKWELL)
+    is_openai = is_older & (kernel == "moe_torch_flow") & (pl.col("moe_dtype") == "w4a16_mxfp4")
+    is_cutlass = is_older | (pl.lit(at.engine == "trtllm") & ~is_gated)
     identity = (
         pl.when(kernel.str.contains("deepgemm|deepep")).then(pl.lit("deepgemm"))
-        .when(kernel.str.contains("triton") | (kernel == "vllm_fused_moe")).then(pl.lit("triton"))
+        .when(kernel.str.contains("triton") | (kernel == "vllm_fused_moe") | is_openai).then(pl.lit("triton"))
         .when(kernel.str.contains("marlin")).then(pl.lit("marlin"))
         .when(kernel.str.contains("cutlass") | is_cutlass).then(pl.lit("cutlass"))
         .otherwise(None).cast(pl.Categorical)
