@@ -161,7 +161,8 @@ def test_what_one_task_leaves_exposed_another_on_its_sm_hides():
         tasks = AttentionPrefill(**sizes).tasks(gpu, COLD)
         scores = np.asarray(tasks.special_ops).item()
         softmax = scores / gpu.special_per_clock_per_sm + np.asarray(tasks.vector_flop).item() / gpu.vector_flop_per_clock_per_sm["fp32"]
-        edges = np.asarray(tasks.exposed_clocks).item() - share * 0.395 * softmax
+        starts = 2470 * (np.ceil(4096 / (gpu.num_sms / share)) - 1) / np.asarray(tasks.busiest_tasks).item()  # of all rounds but the first
+        edges = np.asarray(tasks.exposed_clocks).item() - share * 0.395 * softmax - starts
         return edges * np.asarray(tasks.num_tasks).item() / gpu.num_sms
 
     a100 = hardware.gpu("a100-sxm-80gb")
@@ -188,6 +189,43 @@ def test_tensorrt_llm_pads_heads_to_those_it_built():
 
     assert matrix_flop(80, H100) == matrix_flop(128, H100) and matrix_flop(192, H100) == matrix_flop(256, H100)
     assert matrix_flop(80, L40S) < matrix_flop(128, L40S) and matrix_flop(192, L40S) == matrix_flop(256, L40S)
+
+
+XQA = {"num_heads": 64, "num_kv_heads": 8, "head_dim": 64, "identity": "trtllm", "engine": "trtllm"}
+
+
+@pytest.mark.parametrize(
+    ("batch", "kv_len", "parts"),
+    [
+        (8, 128, 1),
+        (8, 1024, 8),
+        (8, 2048, 11),
+        (8, 4096, 16),
+        (8, 32_768, 16),
+        (64, 256, 2),
+        (64, 8192, 2),
+        (128, 8192, 1),
+        (1, 32_768, 45),
+    ],
+)
+def test_xqa_splits_keys_by_its_own_rule_whatever_a_window_hides(batch, kv_len, parts):
+    # As many as 128 keys each, or the root of 8 times that, up to eight tasks for each of the 132 SMs.
+    for window in (None, 128):
+        tasks = AttentionDecode(batch=batch, kv_len=kv_len, window=window, **XQA).tasks(H100, COLD)
+        assert tasks.num_tasks.item() == batch * 8 * parts
+    fp8 = AttentionDecode(batch=batch, kv_len=kv_len, window=128, kv_dtype="fp8", **XQA).tasks(H100, COLD)
+    assert fp8.num_tasks.item() <= batch * 8 * 2
+
+
+def test_xqa_leaves_short_caches_of_few_requests_to_the_vector_kernel():
+    for kv_len, on_vectors in ((512, True), (768, False)):  # of one request with eight KV heads: 32 and 48 parts, of 132 SMs
+        tasks = AttentionDecode(kv_len=kv_len, **XQA).tasks(H100, COLD)
+        assert (tasks.matrix_flop.item() == 0.0) == on_vectors
+
+
+def test_starts_of_later_tasks_hide_behind_what_others_stream():
+    took = [seconds(AttentionDecode(batch=128, kv_len=kv_len, **XQA), H100, COLD).item() for kv_len in (2, 64)]
+    assert took[1] < 1.1 * took[0]  # eight rounds of starts; keys of 67 MB come meanwhile
 
 
 def test_sliding_window_skips_the_tiles_before_it():

@@ -194,7 +194,8 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     port_share = BULK_COPY_BYTES_PER_CLOCK / np.asarray(loop.copy_bytes_per_clock)  # bytes that the port could have moved meanwhile
     is_split = np.any(parts > 1, axis=-1, keepdims=True)
     later_rounds = ceil_div(num_tasks, gpu.num_sms * loop.resident) - 1.0
-    started = (loop.starts if loop.first_start is None else loop.first_start) + loop.starts * later_rounds
+    started = loop.starts if loop.first_start is None else loop.first_start
+    later_clocks = using.task_clocks * loop.starts * later_rounds / (busiest / mean_visits)  # while other SMs stream
     merge_s = np.where(is_split, _merge_s(shape, loop, gpu, using, parts, tasks, pack), 0.0)
     fixed_s = using.task_clocks / gpu.boost_clock_hz * started + merge_s
     num_helpers = np.asarray(loop.num_helpers + (np.asarray(shape.rewritten_width) > 0), np.float64)  # one narrows
@@ -209,7 +210,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
         matrix_flop=np.where(loop.is_simt, 0.0, 2.0 * scores * padded_dims * loop.matrix_factor / shape.rate_gain),
         vector_flop=vector + simt,
         special_ops=special,
-        exposed_clocks=loop.exposed / loop.resident * softmax_clocks + edge_clocks + stop_clocks + mask_clocks,
+        exposed_clocks=loop.exposed / loop.resident * softmax_clocks + edge_clocks + stop_clocks + mask_clocks + later_clocks,
         l2_bytes=(key_bytes + per_start * rows * shape.qk_dim * shape.q_bytes) * port_share,
         l2_bytes_per_clock_per_sm=BULK_COPY_BYTES_PER_CLOCK,
         dram_bytes=dram,
@@ -224,11 +225,12 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
 
 
 def _parts_of_keys(shape: Shape, loop: Loop, gpu: GpuSpec, tasks_unsplit: Floats, longest: Floats) -> Floats:
-    """Parts that the keys of each request are cut into, so that the machine is full. (L, R)"""
+    """Parts that the keys of each request are cut into, by the library's own rule or so that the machine is full. (L, R)"""
     requests, least = shape.requests, ceil_div(loop.least_chunk, loop.tile_kv)
     chunk = chunk_that_fits(tasks_unsplit, longest, np.asarray(gpu.num_sms * loop.resident), least)
     in_sight = ceil_div(np.minimum(requests.kv, shape.window + requests.q - 1), least * loop.tile_kv)  # a window's edge is no part
-    return np.asarray(np.minimum(np.minimum(ceil_div(longest, chunk), in_sight), loop.most_splits))
+    filling = np.minimum(np.minimum(ceil_div(longest, chunk), in_sight), loop.most_splits)
+    return np.asarray(np.where(np.asarray(loop.own_parts) > 0, loop.own_parts, filling))
 
 
 def _visits_in_order(requests: Requests, longest_part: Floats, total_visits: Floats, num_tasks: Floats, gpu: GpuSpec) -> Floats:

@@ -14,6 +14,8 @@ from tilecast.hardware import GpuSpec
 from tilecast.kernels.matrix_units import legacy_stretch, split_gain
 
 IDENTITIES = ("flashinfer_fa2", "flashinfer_fa3", "fa2", "fa3", "fa4", "trtllm", "triton", "unfused")
+XQA_PART_KEYS, XQA_ROUNDS = 128.0, 8.0  # TensorRT-LLM's XQA cuts no finer, and aims at so many tasks for every SM
+FEWEST_XQA_PARTS = 0.25  # of the SMs: with fewer parts of all keys its engine takes the vector kernel
 WIDEST_XQA_GROUP = 32  # TensorRT-LLM packs 2 to so many query heads; else each one walks the cache by itself, on vector units
 FEWEST_ROWS = 64.0  # a tensor-memory instruction takes as long for fewer: its other operand crosses shared memory whole
 POWERS = (16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)  # Triton's blocks
@@ -25,6 +27,12 @@ FLASHINFER_THREADS = 128  # of its decode's blocks, and of those that merge part
 PAGED_STARTS = 2.0  # of a FlashAttention decode: how keys are split and where their pages lie comes first
 FILLED = 0.8  # of the SMs: with so many tasks FlashAttention does not split
 MOST_FLASH_SPLITS = 128.0  # parts that FlashAttention's heuristics ever take
+EXTEND_BLOCKS = {  # queries and keys in SGLang's Triton kernel for prefill, for heads of up to 128, of up to 256, and wider ones
+    "sm_80": ((128, 128), (64, 64), (32, 64)),
+    **dict.fromkeys(("sm_86", "sm_89", "sm_120", "sm_121"), ((64, 128), (64, 64), (32, 32))),
+    "sm_90": ((128, 64), (128, 64), (32, 64)),
+    **dict.fromkeys(("sm_100", "sm_103"), ((64, 64), (64, 64), (16, 64))),
+}
 ROWS_OF_WARPS = 64.0  # four warps of 16 rows, what mma.sync and wgmma take: Triton's warps repeat each other's work below
 THREADS_PER_SM = {"sm_75": 1024, "sm_86": 1536, "sm_89": 1536, "sm_120": 1536, "sm_121": 1536}  # 2048 elsewhere
 VECTOR_ELEMENTS = 8.0  # 16-bit ones of a thread's widest copy; Triton copies them singly where a stride is no multiple of 16
@@ -69,6 +77,7 @@ class Loop:
     least_chunk: float = 128.0  # keys of a part; no library splits finer
     in_order: bool = False  # tasks start as they are numbered, short ones of a request first, and not the longest first
     most_splits: Floats | float = np.inf
+    own_parts: Floats | float = 0.0  # parts by a rule of its own, also of keys that a window hides; 0: as many as fill the machine
     merging_threads: int = 0  # of a block that merges the parts of a split KV one query and head after the other; 0: rows stream
     matrix_factor: Floats | float = 1.0  # matrix time over that of an ideal loop
     built_dims: tuple[float, ...] = ()  # head dimensions the kernel exists for; others are padded to them, or to multiples of 16
@@ -314,15 +323,16 @@ def _trtllm_prefill(of: Setting) -> Loop:
 def _trtllm_generated(of: Setting) -> Loop:
     """Two tiles of 128 queries of one head in turns; one where the head is too wide for two accumulators."""
     few = _trtllm_decode(of)
-    is_unfit = ~of.one_query & (of.dim % 16 > 0)  # no generated kernel: the tiles and instructions of FMHA before Hopper
+    decodes = of.one_query & (of.engine == "vllm")  # the others prefill one token as they do many
+    is_unfit = ~decodes & (of.dim % 16 > 0)  # no generated kernel: the tiles and instructions of FMHA before Hopper
     return replace(
         few,
-        tile_q=np.where(of.one_query, few.tile_q, np.where(is_unfit, 64.0, by_dim(of.dim, (192, 256), otherwise=128))),
+        tile_q=np.where(decodes, few.tile_q, np.where(is_unfit, 64.0, by_dim(of.dim, (192, 256), otherwise=128))),
         tile_kv=np.where(is_unfit, 32.0, few.tile_kv),
-        matrix_factor=np.where(of.one_query, few.matrix_factor, np.where(is_unfit, of.legacy * of.using.plain_loop, 1.0)),
-        packs=few.packs & of.one_query,
-        is_simt=few.is_simt & of.one_query,
-        most_splits=np.where(of.one_query, np.inf, 1.0),
+        matrix_factor=np.where(decodes, few.matrix_factor, np.where(is_unfit, of.legacy * of.using.plain_loop, 1.0)),
+        packs=few.packs & decodes,
+        is_simt=few.is_simt & decodes,
+        most_splits=np.where(decodes, np.inf, 1.0),
         num_helpers=_trtllm_helpers(of),
         copied_queries=of.has_cache * ((of.engine == "trtllm") | of.is_narrow & (of.engine == "sglang")),
     )
@@ -332,7 +342,7 @@ def _trtllm_decode(of: Setting) -> Loop:
     """Groups too wide for its tiles fall back to one walk per query head, in its own engine on Blackwell too."""
     is_new, is_old = of.style == "tcgen05", of.style == "sync"
     is_wide = of.group > WIDEST_XQA_GROUP
-    is_alone = (is_wide & (of.engine == "trtllm")) if is_new else is_wide | (of.group == 1)
+    is_alone = (is_wide & (of.engine == "trtllm")) if is_new else is_wide | (of.group == 1) | _is_too_little_for_xqa(of)
     step = 8.0 if is_new else 16.0
     loads = of.native
     if of.style == "wgmma":  # only fp8 caches get a kernel of Hopper's own kind
@@ -346,6 +356,7 @@ def _trtllm_decode(of: Setting) -> Loop:
         packs=~is_alone,
         resident=np.where(is_alone, 2.0, 1.0),
         most_splits=np.where(of.is_narrow & is_old & ~is_alone, 1.0, np.inf),  # XQA never splits fp8 caches before Hopper
+        own_parts=np.where(is_new | is_alone | (of.is_narrow & (is_old | of.has_window)), 0.0, _xqa_parts(of)),
         starts=1.0 if is_new else np.where(is_alone | (of.is_narrow & (of.style == "wgmma")), 1.0, of.using.slow_start),
         least_chunk=128.0 if is_new else 256.0,
         is_simt=is_alone,
@@ -355,20 +366,33 @@ def _trtllm_decode(of: Setting) -> Loop:
     )
 
 
+def _is_too_little_for_xqa(of: Setting) -> Any:
+    """Its engine does not take it (mayHavePerfGain) where parts of all keys are fewer than a quarter of the SMs; over fp8, rows show, it
+    always does."""
+    parts = np.maximum(np.floor(of.longest_kv / XQA_PART_KEYS), 1.0)
+    return ~np.asarray(of.is_narrow) & (parts * of.num_requests * of.num_kv_heads < FEWEST_XQA_PARTS * of.gpu.num_sms)
+
+
+def _xqa_parts(of: Setting) -> Floats:
+    """Its rule (computeMultiBlockCount): whole parts, but no more than merging is worth, while there is room for that many."""
+    parts = np.floor(of.longest_kv / XQA_PART_KEYS)
+    room = np.floor(XQA_ROUNDS * of.gpu.num_sms / (of.num_requests * of.num_kv_heads))
+    return np.asarray(np.maximum(np.minimum(np.minimum(parts, np.round(np.sqrt(8.0 * parts))), room), 1.0))
+
+
 def _triton(of: Setting) -> Loop:
-    """SGLang's extend kernel takes 64 or 128 queries of one head; its encoder kernel squares; vLLM's packs a group into 16 rows."""
+    """SGLang's extend kernel takes 16 to 128 queries of one head; its encoder kernel squares; vLLM's packs a group into 16 rows."""
     is_encoder = of.has_cache == 0
+    decodes: Any = of.one_query if of.engine == "vllm" else np.bool_(of.decode)  # SGLang prefills one token as it does many
+    packs: Any = decodes
     if of.engine == "vllm":
         tile_q, tile_kv, packs = np.maximum(16.0, np.exp2(np.ceil(np.log2(of.group)))), np.full_like(of.dim, 32.0), np.bool_(True)
     else:
-        small = of.gpu.target in ("sm_86", "sm_89", "sm_120")
-        wide = 128.0 if of.gpu.target in ("sm_90", "sm_100", "sm_103") else 64.0
-        extend_q = by_dim(of.dim, (256, wide), otherwise=32)
-        extend_kv = by_dim(of.dim, (128, 128 if small else 64), (256, 64), otherwise=32 if small else 64)
+        narrow, wide, widest = EXTEND_BLOCKS.get(of.gpu.target, ((64, 64),) * 3)
+        extend_q, extend_kv = (by_dim(of.dim, (128, narrow[side]), (256, wide[side]), otherwise=widest[side]) for side in (0, 1))
         side = 64.0 if of.gpu.target in ("sm_80", "sm_86", "sm_89") else 128.0
-        tile_q = np.where(of.one_query, 16.0, np.where(is_encoder, side, extend_q))
-        tile_kv = np.where(of.one_query, by_dim(of.dim, (256, 64), otherwise=32), np.where(is_encoder, side, extend_kv))
-        packs = of.one_query
+        tile_q = np.where(decodes, 16.0, np.where(is_encoder, side, extend_q))
+        tile_kv = np.where(decodes, by_dim(of.dim, (256, 64), otherwise=32), np.where(is_encoder, side, extend_kv))
     masks = not of.decode and of.engine != "vllm"
     few_rows = 1.0 if of.engine == "vllm" else np.clip(ROWS_OF_WARPS / tile_q, 1.0, 4.0)
     loads = of.by_warps
@@ -379,10 +403,10 @@ def _triton(of: Setting) -> Loop:
         packs=packs,
         in_order=True,
         resident=2,
-        most_splits=np.where(of.one_query, 8.0, 1.0),
+        most_splits=np.where(decodes, 8.0, 1.0),
         built_dims=POWERS,
         masks_skipped=masks,
-        stops_to_widen=of.is_narrow & ~of.one_query & (of.style == "wgmma"),
+        stops_to_widen=of.is_narrow & ~decodes & (of.style == "wgmma"),
         matrix_factor=of.legacy * of.using.plain_loop * few_rows,
         num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0) + of.padded_values + np.where(masks & of.has_window, 1.0, 0.0),
         **loads,
