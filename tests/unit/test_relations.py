@@ -62,3 +62,4 @@ def test_kernels_are_told_apart_by_how_they_copy_and_multiply_not_by_generation(
     kernel, protocol = Gemm(m=64, n=64, k=64), Protocol()
     names = launches(kernel, hardware.gpu(gpu), priced(kernel, hardware.gpu(gpu), protocol), protocol, "vllm").names
     assert (names["engine"], names["asynchronous"]) == ("vllm", asynchronous)
+    assert names["intel"] == str(gpu == "arc-b60")

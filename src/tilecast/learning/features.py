@@ -2,7 +2,7 @@
 
 A GPU's own level is learned apart (training.py), so these features carry over to GPUs nobody measured: shares of the analytic time per
 pipeline, waves and tails, how the working set compares with L2, how sizes align, and which kernel, dtype and engine it is, for GPUs that
-copy and multiply asynchronously or for all others.
+copy and multiply asynchronously or for all others, and from Intel's libraries or those that all others share.
 """
 
 import json
@@ -88,7 +88,7 @@ def launches(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol, engin
     names = {name: str(getattr(kernel, name)) for name in _names_of(kernel.__class__)}
     if names.get("causal") in FLAGS:
         names["causal"] = FLAGS[names["causal"]]
-    names |= {"engine": engine, "asynchronous": str(gpu.multicasts)}
+    names |= {"engine": engine, "asynchronous": str(gpu.multicasts), "intel": str(gpu.vendor == "intel")}
     numbers, group = _described(kernel, gpu, found)
     if protocol == DESCRIBED_AS:
         return Launches(numbers, names, group)
