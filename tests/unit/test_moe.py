@@ -84,8 +84,9 @@ def test_tensorrt_llm_keeps_a_row_for_every_pair_and_vllm_only_its_own():
     assert len(Moe(**(SIZES | asked), engine="vllm").tasks(hardware.gpu("arc-b60"), COLD).variants) > 1  # Intel has kernels of its own
 
 
-def test_blocks_with_a_scale_have_kernels_of_their_own():
-    assert len(tasks(identity="cutlass", dtype="fp8_block", engine="vllm").variants) > 1
+def test_blocks_with_a_scale_and_narrower_weights_have_kernels_of_their_own():
+    for dtype in ("fp8_block", "int4_wo", "w4a16_mxfp4"):
+        assert len(tasks(identity="cutlass", dtype=dtype, engine="vllm").variants) > 1
 
 
 @pytest.mark.parametrize(("engine", "identity", "dtype"), [("trtllm", "triton", "fp8_block"), ("sglang", "marlin", "w4a16_mxfp4")])

@@ -185,10 +185,11 @@ def _of_rows(rows: Floats, how: Implementation) -> Tile:
 
 
 def _first_candidate(asked: "Moe", how: Implementation, gpu: GpuSpec, held: Quantisation) -> Tile | None:
-    """What FlashInfer's CUTLASS kernels run with untuned; None for all others, such as its kernels for scales of blocks."""
+    """What FlashInfer's CUTLASS kernels run with untuned; None for all others, such as those for scales of blocks or narrower weights."""
     bits = held.activation.bits
     found = [size for (target, width), size in FIRST_CANDIDATES.items() if gpu.target.startswith(target) and width == bits]
-    if not found or how is not IMPLEMENTATIONS["cutlass"] or asked.engine not in UNTUNED or held.name == "fp8_block":
+    is_plain = held.weight.bits == bits and held.name != "fp8_block"
+    if not found or not is_plain or how is not IMPLEMENTATIONS["cutlass"] or asked.engine not in UNTUNED:
         return None
     rows, columns = found[0]
     k_step = CANDIDATE_BYTES * 8.0 / bits
