@@ -4,7 +4,9 @@ A pair is two measured launches of one kernel on one GPU that differ by a factor
 launch is faster by more than 3 %, as measured, as the shipped weights have learned it, and as predicted, which keeps the law. The price of
 the law is the error of the prediction beside that of what was learned; the least price is exact: the least mean error that any prediction
 can have on these rows if it never falls by more than 3 % from one to the other, found by linear programming. A second table counts pairs
-that differ in what kernels are built for, which the law leaves free: query heads of a KV head in decode, the width of a head, experts.
+that differ in what kernels are built for, query heads of a KV head in decode, KV heads of the same query heads and the width of a head:
+there the law ends at steps where rows show that a library runs another kernel. Beside them is what holding it at those steps too would
+cost on these rows, by lowering the smaller launch or raising the larger one.
 Writes results/doubling.json and doubling.md.
 """
 
@@ -29,22 +31,16 @@ from benchmarks.accuracy.publish import markdown_table
 from benchmarks.accuracy.suites.kernels_indist import FAMILIES, SLICES, rows
 from tilecast.datasets.schema import SHAPES
 from tilecast.errors import TilecastError
-from tilecast.kernels.base import Doublings
+from tilecast.kernels.base import Doublings, built_for
 from tilecast.kernels.registry import kernel
+from tilecast.learning.built_sizes import NAMES, Pairs, doubled_pairs
+from tilecast.learning.correction import load, slice_key
 
 RESULTS = Path(__file__).parent / "results"
 MOST_LOST = 0.03  # of the time, when a size doubles
 QUICK_SLICES = 2  # of each family
 MUCH_LOST = 0.2
-BUILT_IN: dict[str, Doublings] = {
-    "attention_prefill": (("head_dim",),),
-    "attention_decode": (("num_heads",), ("head_dim",)),
-    "mla_decode": (("num_heads",),),
-    "moe": (("num_experts",),),
-}
-
 Floats = NDArray[np.float64]
-Pairs = NDArray[np.int64]  # (P, 2): places of the smaller and of the larger launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +61,20 @@ class Priced:
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """Pairs that differ in what kernels are built for: shares in percent."""
+    """Pairs that differ in what kernels are built for: shares and errors in percent."""
 
     family: str
     doubled: str
     pairs: int
     measured: float
     measured_much: float
+    steps: int  # of a slice, from one number to twice as many
+    changes: int  # steps of them at which another kernel runs
     predicted: float
+    predicted_elsewhere: float  # at all other steps
+    predicted_error: float
+    lowered_error: float  # if the smaller launch of every step took no longer than the law leaves it
+    raised_error: float  # if the larger one took as long as the law asks
 
 
 def price(family: str, quick: bool) -> tuple[Priced, list[BuiltIn]]:
@@ -81,7 +83,7 @@ def price(family: str, quick: bool) -> tuple[Priced, list[BuiltIn]]:
     falls, told, kept = (np.concatenate([getattr(each, name) for each in slices]) for name in ("falls", "told", "kept"))
     shares = (_percent(share) for share in (falls, told, kept, falls[told]))
     errors = (100 * float(np.mean([getattr(each, name).mean() for each in slices])) for name in ERRORS)
-    built_in = [_built_in(launches, family, names) for names in BUILT_IN.get(family, ())]
+    built_in = [_built_in(launches, family, name) for name in getattr(kernel(family), "built_for", ())]
     return Priced(family, launches.height, len(falls), *shares, *errors), built_in
 
 
@@ -89,11 +91,67 @@ def _percent(flags: NDArray[np.bool_]) -> float:
     return 100 * float(flags.mean()) if len(flags) else 0.0
 
 
-def _built_in(launches: pl.DataFrame, family: str, names: tuple[str, ...]) -> BuiltIn:
-    pairs = doubled_pairs(launches, family, (names,))
-    measured_s, predicted_s = (launches[name].to_numpy() for name in ("latency_s", "predicted_s"))
-    shares = (_percent(flags) for flags in (falling(measured_s, pairs), falling(measured_s, pairs, MUCH_LOST), falling(predicted_s, pairs)))
-    return BuiltIn(family, " and ".join(names), len(pairs), *shares)
+def _built_in(launches: pl.DataFrame, family: str, name: str) -> BuiltIn:
+    pairs, (steps, is_change) = pairs_of(launches, family, ((name,),)), _changes(launches, family, name)
+    is_change = is_change[pairs[:, 0]]
+    measured_s, predicted_s = (launches[column].to_numpy() for column in ("latency_s", "predicted_s"))
+    falls = falling(predicted_s, pairs)
+    measured, much = (_percent(flags) for flags in (falling(measured_s, pairs), falling(measured_s, pairs, MUCH_LOST)))
+    together = pairs_of(launches, family, (*_always_held(family), (name,)))
+    held = (predicted_s, lowered(predicted_s, together), raised(predicted_s, together))
+    errors = (_over_slices(launches, np.abs(time_s / measured_s - 1)) for time_s in held)
+    return BuiltIn(family, name, len(pairs), measured, much, *steps, _percent(falls), _percent(falls[~is_change]), *errors)
+
+
+def _changes(launches: pl.DataFrame, family: str, name: str) -> tuple[tuple[int, int], NDArray[np.bool_]]:
+    """How many steps the shipped weights know and at how many of them another kernel runs, and which launches (L,) are before one."""
+    correction = load(family)
+    said = correction.built[name] if correction is not None else {}
+    record, is_change = kernel(family), np.zeros(launches.height, bool)
+    names = [column for column in NAMES if column in launches.columns]
+    at = built_for(name, lambda size: launches[size], record).to_numpy()
+    placed = launches.select(pl.col("gpu", *names).cast(pl.String).fill_null("None")).with_row_index("place")
+    steps = changes = 0
+    for (gpu, *called), part in placed.group_by("gpu", *names):
+        built = said.get(slice_key(str(gpu), dict(zip(names, map(str, called), strict=True))))
+        if built is not None:
+            here = part["place"].to_numpy()
+            sizes = set(at[here].tolist())
+            steps, changes = steps + len(sizes), changes + len(sizes & built.changes)
+            is_change[here] = np.isin(at[here], list(built.changes))
+    return (steps, changes), is_change
+
+
+def _always_held(family: str) -> Doublings:
+    """What the law holds for without exception."""
+    record = kernel(family)
+    return tuple(names for names in record.doublings if not (len(names) == 1 and names[0] in getattr(record, "built_for", ())))
+
+
+def pairs_of(launches: pl.DataFrame, family: str, doublings: Doublings) -> Pairs:
+    """All pairs of launches of which one is the other with something doubled."""
+    return np.concatenate([doubled_pairs(launches, _key(family), names) for names in doublings])
+
+
+def _over_slices(launches: pl.DataFrame, error: Floats) -> float:
+    means = launches.with_columns(pl.Series("error", error)).group_by(SLICES).agg(pl.col("error").mean())["error"]
+    return 100 * float(means.to_numpy().mean())
+
+
+def lowered(time_s: Floats, pairs: Pairs) -> Floats:
+    """Each time, or less where a launch with something doubled is that much faster: the most that keeps the law and raises nothing."""
+    lowest_s, (smaller, larger) = time_s.copy(), pairs.T
+    while len(pairs):
+        before_s = lowest_s.copy()
+        np.minimum.at(lowest_s, smaller, lowest_s[larger] / (1 - MOST_LOST))
+        if np.array_equal(before_s, lowest_s):
+            break
+    return lowest_s
+
+
+def raised(time_s: Floats, pairs: Pairs) -> Floats:
+    """Each time, or more where a launch of half of something is that much slower: times turned over are lowered."""
+    return np.asarray(1 / lowered(1 / time_s, pairs[:, ::-1]))
 
 
 ERRORS = ("least_error", "learned_error", "predicted_error")
@@ -114,7 +172,7 @@ class _Slice:
     def of(table: pl.DataFrame, family: str) -> "_Slice":
         say(f"  {' '.join(map(str, table.select(SLICES).row(0)))}")
         measured_s, learned_s, predicted_s = (table[name].to_numpy() for name in ("latency_s", "learned_s", "predicted_s"))
-        pairs = doubled_pairs(table, family, kernel(family).doublings)
+        pairs = pairs_of(table, family, _always_held(family))
         errors = (np.abs(found_s / measured_s - 1) for found_s in (nearest_lawful(measured_s, pairs), learned_s, predicted_s))
         falls, told, kept = (falling(time_s, pairs) for time_s in (measured_s, learned_s, predicted_s))
         return _Slice(falls, told, kept, *errors)
@@ -133,18 +191,6 @@ def _launches(family: str, quick: bool) -> pl.DataFrame:
 
 def _key(family: str) -> list[str]:
     return ["group", *IDENTITY, *SHAPES[family]]
-
-
-def doubled_pairs(table: pl.DataFrame, family: str, doublings: Doublings) -> Pairs:
-    """All pairs of launches of which one is the other with something doubled."""
-    key = _key(family)
-    placed = table.select(*key, pl.int_range(pl.len()).alias("place"))
-    found = []
-    for names in doublings:
-        larger = placed.drop_nulls(names).with_columns(pl.col(name) * 2 for name in names)
-        both = larger.join(placed, on=key, how="inner", nulls_equal=True, suffix="_larger")
-        found.append(both.select("place", "place_larger").to_numpy())
-    return np.concatenate(found).astype(np.int64)
 
 
 def falling(time_s: Floats, pairs: Pairs, most_lost: float = MOST_LOST) -> NDArray[np.bool_]:
@@ -187,11 +233,14 @@ def page(found: Sequence[Priced], built_in: Sequence[BuiltIn]) -> str:
          f"{each.predicted:.3f}", *(f"{value:.2f}" for value in (each.least_error, each.learned_error, each.predicted_error))]
         for each in found
     ]  # fmt: skip
-    free = ["family", "doubled", "pairs", "measured: faster, %", "by more than a fifth, %", "predicted: faster, %"]
+    free = ["family", "doubled", "pairs", "measured: faster, %", "by more than a fifth, %", "steps", "to another kernel",
+            "predicted: faster, %", "at other steps, %", "error as predicted, %", "if held by lowering, %", "by raising, %"]  # fmt: skip
     rest = [
-        [each.family, each.doubled, f"{each.pairs:,}", *(f"{value:.1f}" for value in (each.measured, each.measured_much, each.predicted))]
+        [each.family, each.doubled, f"{each.pairs:,}", *(f"{value:.1f}" for value in (each.measured, each.measured_much)),
+         f"{each.steps:,}", f"{each.changes:,}", f"{each.predicted:.2f}", f"{each.predicted_elsewhere:.3f}",
+         *(f"{value:.2f}" for value in (each.predicted_error, each.lowered_error, each.raised_error))]
         for each in built_in
-    ]
+    ]  # fmt: skip
     note = f"Newest version of each engine, public kernel data; the shipped weights have seen most of these rows. {date.today()}"
     doc = (__doc__ or "").split("\n\n")[1].split("\nWrites")[0].replace("\n", " ")
     parts = [

@@ -3,6 +3,7 @@ a batch equals its members, and doubling a size leaves 0.97 of the time at the l
 
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from tilecast import hardware
 from tilecast.errors import TilecastError
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.predictors import law
+from tilecast.predictors.built import same_kernel
 from tilecast.predictors.calibrated import profile_from_rows
 from tilecast.predictors.kernel import BLOCK, KernelPrediction, predict_kernel
 
@@ -20,7 +22,7 @@ from tilecast.predictors.kernel import BLOCK, KernelPrediction, predict_kernel
 GPUS = ("h100-sxm", "a100-sxm-80gb", "l40s", "b200-sxm", "h200-sxm", "a40", "h20", "rtx-4090", "mi300x")
 FAMILIES = ("gemm", "attention_prefill", "attention_decode", "mla_prefill", "mla_decode", "moe")
 MOST_LOST = 0.03  # of the median, when a size doubles
-NUM_SAMPLED = 300
+NUM_SAMPLED = 200
 
 gpus = st.sampled_from(GPUS)
 protocols = st.fixed_dictionaries({"timer": st.sampled_from(["profiler", "graph", "event"]), "cache": st.sampled_from(["cold", "warm"])})
@@ -325,12 +327,12 @@ def test_a_guess_that_the_law_raises_stays_in_its_interval() -> None:
     assert two.low_s[0] <= two.learned_s[0] < two.median_s[0] <= two.high_s[0]
 
 
-# What kernels are built for is free: another number of query heads to a KV head in decode, or another width of a head, is another kernel.
-# The most that may lose more than 3 %, in percent of the launches and doublings sampled below, and the most that one may lose.
+# Where rows of a kernel show that a library runs another one, with other numbers of heads, a larger launch may be faster: the most that may
+# lose more than 3 %, in percent of the launches and doublings sampled below, and the most that one may lose.
 MOST_OFTEN = {
-    ("attention_prefill", False): (0.6, 25), ("attention_prefill", True): (0.8, 29),
-    ("attention_decode", False): (0.3, 34), ("attention_decode", True): (1.1, 35),
-    ("mla_decode", False): (0.2, 15), ("mla_decode", True): (2.0, 30),
+    ("attention_prefill", False): (0.01, 4), ("attention_prefill", True): (0.1, 5),
+    ("attention_decode", False): (0.01, 4), ("attention_decode", True): (0.01, 4),
+    ("mla_decode", False): (0.01, 4), ("mla_decode", True): (0.3, 30),
 }  # fmt: skip
 
 
@@ -343,9 +345,36 @@ def test_launches_that_get_faster_when_doubled_stay_rare_and_mild(family: str, l
     assert 100 * lost.max() < worst
 
 
+@pytest.mark.parametrize("family", ["attention_prefill", "attention_decode", "mla_decode"])
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_what_kernels_are_built_for_keeps_the_law_but_where_rows_show_another_kernel(family: str, engine: str) -> None:
+    """A few fall all the same, mildly, for only so many doublings are looked at together."""
+    rng = np.random.default_rng(5)
+    built = tuple((name,) for name in kernel_record(family).built_for)
+    each = [lost_when_doubled(family, sampled(family, rng), gpu, True, built, engine=engine) for gpu in GPUS]
+    lost = np.concatenate([lost for found in each for lost in found.values()])
+    assert 100 * np.mean(lost > MOST_LOST + 1e-9) < 0.4
+    assert lost.max() < 2 * MOST_LOST
+
+
 def doublings(family: str) -> tuple[tuple[str, ...], ...]:
-    """What the law holds for; of new tokens alone, where there is a prefix that they can grow into."""
-    return tuple(names for names in kernel_record(family).doublings if names != ("q_len",))
+    """What the law holds for without exception; of new tokens alone, where there is a prefix that they can grow into."""
+    record = kernel_record(family)
+    built = [(name,) for name in getattr(record, "built_for", ())]
+    return tuple(names for names in record.doublings if names not in [("q_len",), *built])
+
+
+def another_kernel(family: str, shape: dict[str, Any], gpu: str | hardware.GpuSpec, name: str, **how: str) -> np.ndarray:
+    """Which launches, with this doubled, are another kernel, as rows show it, or have no queries left to share a KV head."""
+    said: list[Any] = []
+
+    def lawful(kernel: Any, found: Any, median_s: Any, asked: law.Asked) -> Any:
+        said.append(same_kernel(kernel, name, asked.built.get(name), np.arange(2))[:, 1])
+        return law.lawful(kernel, found, median_s, asked)
+
+    with mock.patch("tilecast.predictors.kernel.lawful", lawful):
+        predicted(family, shape, gpu, True, **how)
+    return ~said[0]
 
 
 def lost_when_doubled(
@@ -353,8 +382,15 @@ def lost_when_doubled(
 ) -> dict[str, np.ndarray]:
     """What is doubled -> the share of its median that each launch then loses; unless told `of` what, of all sizes."""
     before = predicted(family, shape, gpu, learned, **how).median_s
-    named = {" and ".join(names): shape | {name: 2 * shape[name] for name in names} for names in of} or doubled(shape)
-    return {what: 1 - predicted(family, larger, gpu, learned, **how).median_s / before for what, larger in named.items()}
+    if not of:
+        return {what: 1 - predicted(family, larger, gpu, learned, **how).median_s / before for what, larger in doubled(shape).items()}
+    lost = {}
+    for names in of:
+        is_built = len(names) == 1 and names[0] in getattr(kernel_record(family), "built_for", ())
+        is_other = is_built and another_kernel(family, shape, gpu, *names, **how)
+        larger = shape | {name: np.where(is_other, 1, 2) * shape[name] for name in names}
+        lost[" and ".join(names)] = 1 - predicted(family, larger, gpu, learned, **how).median_s / before
+    return lost
 
 
 def doubled(shape: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:

@@ -27,6 +27,14 @@ def test_within_3_percent_nothing_moves():
     assert doubling.nearest_lawful(time_s, np.array([[0, 1], [1, 2]])) is time_s
 
 
+def test_lowering_moves_the_smaller_launch_and_raising_the_larger_one():
+    # 1.0 takes 0.5 when doubled, and that 0.6: one of the first two gives way, the third keeps the law with either but when raised.
+    time_s, pairs = np.array([1.0, 0.5, 0.6]), np.array([[0, 1], [1, 2]])
+    np.testing.assert_allclose(doubling.lowered(time_s, pairs), [0.5 / 0.97, 0.5, 0.6])
+    np.testing.assert_allclose(doubling.raised(time_s, pairs), [1.0, 0.97, 0.97**2])
+    assert doubling.lowered(time_s, pairs[:0]).tolist() == doubling.raised(time_s, pairs[:0]).tolist() == time_s.tolist()
+
+
 def test_pairs_differ_in_one_size_by_two_and_in_nothing_else():
     rows = [(1, 64, "sglang"), (2, 64, "sglang"), (4, 64, "sglang"), (2, 128, "sglang"), (4, 128, "vllm"), (3, 64, "sglang")]
     table = pl.DataFrame(
@@ -42,7 +50,7 @@ def test_pairs_differ_in_one_size_by_two_and_in_nothing_else():
         | {"m": [m for m, _, _ in rows], "n": [n for _, n, _ in rows], "engine": [engine for *_, engine in rows]},
         schema_overrides={"k": pl.Int64, "batch": pl.Int64, "bias": pl.Boolean, "identity": pl.String},
     )
-    assert sorted(map(tuple, doubling.doubled_pairs(table, "gemm", Gemm.doublings).tolist())) == [(0, 1), (1, 2), (1, 3)]
+    assert sorted(map(tuple, doubling.pairs_of(table, "gemm", Gemm.doublings).tolist())) == [(0, 1), (1, 2), (1, 3)]
 
 
 @pytest.mark.data

@@ -42,6 +42,7 @@ SIMT_FLOP = 8.0  # vector slots of a multiply-add on vector units: two loads, tw
 NARROWING_BYTES = 3.0  # of an element: read in 16 bits, written in 8
 DEFAULT_ENGINE = "sglang"
 DOUBLINGS: Doublings = (("batch",), ("num_heads", "num_kv_heads"))
+PREFILL_DOUBLINGS: Doublings = (("q_len", "kv_len"), ("q_len",), *DOUBLINGS, ("num_heads",))
 
 # ---- what is asked -----------------------------------------------------------------------------------------------
 
@@ -451,7 +452,8 @@ class AttentionPrefill(_Attention):
     """
 
     family: ClassVar[str] = "attention_prefill"
-    doublings: ClassVar[Doublings] = (("q_len", "kv_len"), ("q_len",), *DOUBLINGS, ("num_heads",))
+    doublings: ClassVar[Doublings] = (*PREFILL_DOUBLINGS, ("head_dim",), ("num_kv_heads",))
+    built_for: ClassVar[tuple[str, ...]] = ("head_dim", "num_kv_heads")
     guessed: ClassVar[str] = "kv_len"  # a prefix was never measured
 
     @property
@@ -473,7 +475,8 @@ class AttentionDecode(_Attention):
     """One new token per request (or a few, q_len) attends to its cache of kv_len tokens, itself included."""
 
     family: ClassVar[str] = "attention_decode"
-    doublings: ClassVar[Doublings] = (("kv_len",), *DOUBLINGS)
+    doublings: ClassVar[Doublings] = (("kv_len",), *DOUBLINGS, ("num_heads",), ("head_dim",), ("num_kv_heads",))
+    built_for: ClassVar[tuple[str, ...]] = ("head_dim", "num_heads", "num_kv_heads")
     guessed: ClassVar[str] = "q_len"  # several new tokens were never measured
     guessed_from: ClassVar[int] = 1
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from tilecast.execution import Protocol, TaskSet
 from tilecast.hardware import GpuSpec
-from tilecast.kernels.attention import AttentionPrefill, attention_tasks
+from tilecast.kernels.attention import PREFILL_DOUBLINGS, AttentionPrefill, attention_tasks
 from tilecast.kernels.base import Doublings, sizes
 from tilecast.kernels.requests import has_prefix
 
@@ -34,7 +34,7 @@ class AttentionForward:
     """Softmax(Q K^T) V of `batch` texts; sizes as in attention_prefill. No identity: what PyTorch chooses."""
 
     family: ClassVar[str] = "attention_forward"
-    doublings: ClassVar[Doublings] = AttentionPrefill.doublings
+    doublings: ClassVar[Doublings] = PREFILL_DOUBLINGS
     guessed: ClassVar[str] = AttentionPrefill.guessed
     chosen_by_width: ClassVar[bool] = True  # which kernel PyTorch takes hangs on head_dim
 

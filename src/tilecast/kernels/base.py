@@ -1,7 +1,8 @@
 """What a kernel is: a frozen record of launch parameters, one shape or a million, that can split itself into tasks for a GPU."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import cache
 from operator import index
 from pathlib import Path
@@ -18,6 +19,7 @@ from tilecast.hardware import GpuSpec
 
 Doublings = tuple[tuple[str, ...], ...]  # sizes that double together: with each of them a launch may only take longer
 LARGEST = 2**53  # above this a float64 no longer counts one by one
+SHARED = ("num_heads", "num_kv_heads")
 
 
 class Kernel(Protocol):
@@ -31,6 +33,23 @@ class Kernel(Protocol):
     def tasks(self, gpu: GpuSpec, protocol: Timing) -> TaskSet:
         """The launches' work, split as the kernel splits it on `gpu`. Raises InvalidInput or SpecError for what cannot run."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What rows of a kernel say of sizes that libraries build kernels for, such as the width of a head."""
+
+    known: frozenset[int]  # that rows have; empty where queries share KV heads, of which there may be any number
+    changes: frozenset[int]  # from which on, doubled, another kernel runs
+
+    def as_lists(self) -> list[list[int]]:
+        return [sorted(self.known), sorted(self.changes)]
+
+
+def built_for(name: str, size: Callable[[str], Any], record: Any) -> Any:
+    """What a kernel is built for where `name` doubles alone: query heads of one KV head, else that size itself."""
+    shares = name in SHARED and set(SHARED) <= {entry.name for entry in fields(record)}
+    return size("num_heads") // size("num_kv_heads") if shares else size(name)
 
 
 def sizes(*, at_least: int = 1, **named: Any) -> dict[str, Floats]:

@@ -99,7 +99,8 @@ class MlaDecode(_Mla):
     """All query heads of a token form one tile over a cache that is read once for keys and values."""
 
     family: ClassVar[str] = "mla_decode"
-    doublings: ClassVar[Doublings] = (("kv_len",), ("batch",))
+    doublings: ClassVar[Doublings] = (("kv_len",), ("batch",), ("num_heads",))
+    built_for: ClassVar[tuple[str, ...]] = ("num_heads",)  # all of them are rows of one tile
     guessed: ClassVar[str] = "q_len"  # several new tokens were never measured
     guessed_from: ClassVar[int] = 1
     doubles_flop: ClassVar[bool] = True  # every size does

@@ -11,7 +11,7 @@ import json
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,14 @@ from tilecast.execution.cache import EMPTY, FULL
 from tilecast.execution.tasks import Numbers
 from tilecast.hardware import GpuSpec, as_catalogued
 from tilecast.hardware import gpu as catalogued
+from tilecast.kernels.base import Built
 from tilecast.learning import tensors
 from tilecast.learning.features import COMMON, GROUPS, Launches
 from tilecast.learning.manifests import FOLDER
 from tilecast.learning.tensors import ADVICE
 from tilecast.learning.trees import Forest, Grove, Trees, forest, together
 
-SCHEMA = "tilecast.correction/4"
+SCHEMA = "tilecast.correction/5"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
 BASIS_NAMES = np.asarray(BASES)
 SAME_DIE = "same-die"  # a new GPU that a measured one of its die stands in for: surer than other new ones, of the same basis
@@ -73,6 +74,8 @@ class Correction:
     quantile: NDArray[np.float64]  # by ERRORS: in units of that error, half the 80 % interval of log(measured / median)
     manifest: Mapping[str, Any]
     digest: str
+    built: Mapping[str, Mapping[str, Built]] = field(default_factory=dict)  # what doubles alone -> `slice_key` -> what rows say of it
+    lowest: Mapping[str, float] = field(default_factory=dict)  # `slice_key` -> the least correction of any of its rows
 
     def applies_to(self, launches: Launches) -> bool:
         """Whether this dtype was among the training rows; another identity or protocol is near enough, another number format is not."""
@@ -132,6 +135,10 @@ class Correction:
         """Whether rows under these names speak for a question that left the identity open, and not those that do not tell theirs."""
         return not _untold(self, gpu, tuple(names.items()))
 
+    def of_slice(self, names: Mapping[str, str], gpu: GpuSpec) -> "OfSlice":
+        """What is known of all launches of these names: of the rows that speak for them, or of all rows where none do."""
+        return _of_slice(self, gpu, tuple(names.items()))
+
     def named(self, launches: Launches, gpu: GpuSpec) -> Launches:
         """A question that left the identity open, put to the rows that do not tell theirs where none here has the one SGLang would run."""
         if self.tells(launches.names, gpu):
@@ -188,6 +195,23 @@ def _untold(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], 
         return other == here
     engine = names.get("engine")
     return engine not in correction.measured[known][told] and engine in correction.measured[other][untold]
+
+
+@dataclass(frozen=True, slots=True)
+class OfSlice:
+    """What doubles alone -> what rows say of the kernels built for it; and the least correction, or None."""
+
+    built: Mapping[str, Built]
+    lowest: float | None
+
+
+@lru_cache(maxsize=1024)
+def _of_slice(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], ...]) -> OfSlice:
+    names = dict(asked)
+    known = correction.stand_in(gpu, kernel_key(names), names.get("engine"))
+    key = "" if known is None else slice_key(known, _in_its_engine(correction, names, known))
+    lowest = correction.lowest.get(key, min(correction.lowest.values(), default=None))
+    return OfSlice({name: found[key] for name, found in correction.built.items() if key in found}, lowest)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -280,9 +304,16 @@ def forest_key(gpu: str, names: Mapping[str, str]) -> str:
     return " ".join([gpu, names.get("engine") or "-", _format(names), *_moe_pass(names)])
 
 
-def _format(names: Mapping[str, str]) -> str:
-    """fp16 and bf16 run the same kernels at the same rates."""
-    return "16-bit" if names["dtype"] in ("fp16", "bf16") else names["dtype"]
+def slice_key(gpu: str, names: Mapping[str, str]) -> str:
+    """GPU, engine, kernel and format of the cache: what a library chooses kernels by, beside sizes."""
+    return " ".join([gpu, names.get("engine") or "-", kernel_key(names), _format(names, "kv_dtype")])
+
+
+def _format(names: Mapping[str, str], name: str = "dtype") -> str:
+    """fp16 and bf16 run the same kernels at the same rates; a cache that is not named has that of the launch."""
+    found = names.get(name, "None")
+    found = names["dtype"] if found == "None" else found
+    return "16-bit" if found in ("fp16", "bf16") else found
 
 
 def _moe_pass(names: Mapping[str, str]) -> list[str]:
@@ -324,6 +355,8 @@ def read(path: Path) -> Correction:
             carry=float(index["carry"]),
             as_timed=bool(index.get("as_timed", False)),
             warm=frozenset(index.get("warm", ())),
+            lowest=index["lowest"],
+            built={name: {key: Built(*map(frozenset, found)) for key, found in slices.items()} for name, slices in index["built"].items()},
             measured=index["measured"],
             shared=Trees(*(arrays[f"shared.{part}"] for part in TREES["shared"])),
             local=Grove(**{part: arrays[f"local.{part}"] for part in TREES["local"]}, where=index["local"]),
@@ -341,7 +374,13 @@ def write(correction: Correction, folder: Path) -> Path:
     path = folder / f"{correction.family}.safetensors"
     trees = {f"{name}.{part}": getattr(getattr(correction, name), part) for name, parts in TREES.items() for part in parts}
     arrays = trees | {name: getattr(correction, name) for name in ARRAYS}
-    index = {name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "as_timed", "carry", "measured")}
+    index = {
+        name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "as_timed", "carry", "measured", "lowest")
+    }
     index |= {name: dict(getattr(correction, name).where) for name in ("local", "spread")} | {"warm": sorted(correction.warm)}
+    said = {
+        name: {key: [sorted(found.known), sorted(found.changes)] for key, found in each.items()} for name, each in correction.built.items()
+    }
+    index |= {"built": said}
     tensors.write_stated(path, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)}, correction.manifest)
     return path

@@ -20,7 +20,8 @@ from tilecast.datasets.splits import same_die
 from tilecast.errors import MissingData
 from tilecast.execution.cache import FULL
 from tilecast.learning.boosting import boost
-from tilecast.learning.correction import ERRORS, FRAMEWORKS, SAME_DIE, TRAFFIC, Correction, forest_key, kernel_key
+from tilecast.learning.built_sizes import built_sizes
+from tilecast.learning.correction import ERRORS, FRAMEWORKS, SAME_DIE, TRAFFIC, Correction, forest_key, kernel_key, slice_key
 from tilecast.learning.examples import Examples, examples, flags, vocabulary
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.intervals import Residuals, with_intervals
@@ -79,7 +80,8 @@ def fit(
     say(f"{family}: fitting with every row")
     final = replace(fit_once(data, family, settings, own), carry=carry)
     residuals = {kind: part.residuals(1.0 if kind in ("interpolated", SAME_DIE) else carry) for kind, part in tested.items()}
-    return replace(with_intervals(final, residuals), manifest=(manifest or {}) | {"scores": _scores(residuals)})
+    found = replace(with_intervals(final, residuals), built=built_sizes(rows, family), lowest=lowest_by_slice(final, data))
+    return replace(found, manifest=(manifest or {}) | {"scores": _scores(residuals)})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -245,6 +247,16 @@ def _own_rows(data: Examples, gpus: Collection[str]) -> dict[str, NDArray[np.int
         number[group] = names.index(key)
     of_row = number[data.group_of]
     return {name: np.flatnonzero(of_row == place) for place, name in enumerate(names)}
+
+
+def lowest_by_slice(correction: Correction, data: Examples) -> dict[str, float]:
+    """slice_key -> the least log(median / analytic) of its rows: no launch of twice a size is faster by more (`predictors/law.py`)."""
+    predicted = tested_on(correction, data).predicted
+    lowest: dict[str, float] = {}
+    for group, row in zip(*np.unique(data.group_of, return_index=True), strict=True):
+        key = slice_key(str(data.gpu[row]), data.names[group])
+        lowest[key] = min(lowest.get(key, 0.0), round(float(predicted[data.group_of == group].min()), 3))
+    return dict(sorted(lowest.items()))
 
 
 def tested_on(correction: Correction, test: Examples) -> Tested:

@@ -18,10 +18,11 @@ from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import RAGGED, check_asked, check_lists, flag, length_of, priced
-from tilecast.learning.correction import Corrected, Correction, usable
+from tilecast.learning.correction import Corrected, Correction, OfSlice, usable
 from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
-from tilecast.predictors.law import Asked, lawful, taken
+from tilecast.predictors.law import Asked, lawful
+from tilecast.predictors.scaled import taken
 
 if TYPE_CHECKING:
     from tilecast.learning.profiles import Profile
@@ -165,11 +166,17 @@ def _predict_part(
     def learn(other: Any) -> _Learned:
         return _learned(other, gpu, protocol, engine, correction, profile)
 
-    found, learned_s, width, bases = learn(kernel)
+    found, learned_s, width, bases, names = learn(kernel)
     median_s = learned_s
     if bases is not None or not getattr(kernel, "physics_grows", False):
         run = partial(_as_corrected, gpu=gpu, engine=engine, correction=correction)
-        asked = Asked(lambda other: priced(run(other), gpu, protocol), lambda other: learn(other).median_s)
+        said = correction.of_slice(names, gpu) if correction is not None and names is not None else OfSlice({}, None)
+        asked = Asked(
+            physics=lambda other: priced(run(other), gpu, protocol),
+            median_s=lambda other: learn(other).median_s,
+            built=said.built,
+            lowest=said.lowest if profile is None else None,  # which moves each launch in its own way
+        )
         median_s = maximum(lawful(kernel, found, learned_s, asked), found.bound_s)
     factor = exp(width)  # the interval holds what was learned, and what the law made of it
     low_s, high_s = maximum(minimum(learned_s, median_s) / factor, found.bound_s), maximum(learned_s, median_s) * factor
@@ -186,6 +193,7 @@ class _Learned(NamedTuple):
     median_s: Any
     width: Any
     basis: np.ndarray | None
+    names: dict[str, str] | None  # that its rows have
 
 
 def _learned(
@@ -199,7 +207,10 @@ def _learned(
     if asked is not None and correction is not None and not correction.applies_to(asked):
         asked = None
     median_s, bound_s = found.analytic_s, found.bound_s
-    corrected = _corrected(correction, kernel, gpu, asked) if correction is not None and asked is not None else None
+    corrected, names = None, None
+    if correction is not None and asked is not None:
+        asked = _named(correction, kernel, gpu, asked)
+        corrected, names = _corrected(correction, kernel, gpu, asked), asked.names
     width = _half_width(corrected, kernel.family)
     if corrected is not None:
         median_s = maximum(median_s * exp(corrected.log_ratio), bound_s)
@@ -211,7 +222,7 @@ def _learned(
             known = _half_width(_corrected(correction, kernel, real, asked), kernel.family)
         shift, width = profile.adjust(sites_of(kernel, real, real_found, protocol, engine, known), width)
         median_s = maximum(median_s * exp(shift), bound_s)
-    return _Learned(found, median_s, width, corrected.basis if corrected is not None else None)
+    return _Learned(found, median_s, width, corrected.basis if corrected is not None else None, names)
 
 
 def _shipped(family: str) -> Correction | None:
@@ -306,16 +317,20 @@ def _as_measured(kernel: Any, gpu: GpuSpec, found: Priced, protocol: Protocol) -
         return gpu, found
 
 
-def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Corrected:
-    """Under the kernel's name or, left open, under what rows call it; launches that no row has a name for are asked about as such."""
+def _named(correction: Correction, kernel: Any, gpu: GpuSpec, asked: Launches) -> Launches:
+    """Under the kernel's name or, left open, under what rows call it."""
     named = asked.called(asked_names(kernel, gpu, asked.names))
+    return correction.named(named, gpu) if kernel.identity is None else named
+
+
+def _corrected(correction: Correction, kernel: Any, gpu: GpuSpec, named: Launches) -> Corrected:
+    """Launches that no row has a name for are asked about as such."""
     if kernel.identity is not None:
         return correction.correct(named, gpu)
-    named = correction.named(named, gpu)
     is_unnamed: Any = kernel.unnamed() if hasattr(kernel, "unnamed") else False
     if is_unnamed is False or not np.any(is_unnamed):
         return correction.correct(named, gpu)
-    unnamed = asked.called({**named.names, "identity": "None"})
+    unnamed = named.called({**named.names, "identity": "None"})
     if np.all(is_unnamed):
         return correction.correct(unnamed, gpu)
     one, other = correction.correct(named.where(~is_unnamed), gpu), correction.correct(unnamed.where(is_unnamed), gpu)

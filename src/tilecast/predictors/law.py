@@ -3,33 +3,37 @@
 Whoever has a kernel for twice the work can pad half of it, so a median is lowered to what its doublings allow. What is learned follows
 measurements, which do not keep the law: libraries change kernels with the size (decision 0010). The least median over all doublings keeps
 it; physics says which of them could matter. Where only a launch's smallest size was ever measured, keys without a prefix say, it is the
-guess about more of them that gives way: it is raised to what the measured ones leave.
+guess about more of them that gives way: it is raised to what the measured ones leave. So it is with numbers and widths of heads that no
+row of this kernel has. Where its rows show that a library runs another kernel from some number or width on, the law ends (`Asked.built`).
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tilecast.execution import Priced
 from tilecast.execution.tasks import Floats, Numbers
-from tilecast.kernels.base import LARGEST, RAGGED
+from tilecast.kernels.base import LARGEST, Built
+from tilecast.predictors.built import KV_HEADS, Flags, halvings_to_rows, has_rows, same_kernel
+from tilecast.predictors.scaled import Integers, scaled, size_of, taken
 
 KEPT = 0.97  # of the time, at the least, when a size doubles
 LOG_KEPT = -math.log(KEPT)
 MOST_DOUBLINGS, MOST_OF_MANY, MANY = 10, 7, 4  # of all sizes together, and where so many of them could double
 LARGEST_FALL = 1.5  # log: where physics grows by more, nothing learned makes up for it
+MARGIN = 0.5  # log: what physics grows by along several sizes is less than the sum, where KV is split by rule
 AT_ONCE, IN_TURN = ((1, MOST_DOUBLINGS),), ((1, 1), (2, MOST_DOUBLINGS))  # the first and last doubling that physics is asked for together
+MOST_BUILT = 4  # doublings of what kernels are built for, to look no further
 CHUNK, FEW = 4096, 64  # launches asked for at once, and few enough that asking twice costs more than asking for too many
-FOLLOWS = {"num_kv_heads": "num_heads", "kv_len": "q_len"}  # a size that was left open is another one
 WITHIN = {"q_len": "kv_len"}  # a size that grows alone stays within another one
+SAME_FLOP = (KV_HEADS,)  # doubled
+STEPS = np.arange(MOST_DOUBLINGS + 1)
 
-Integers = NDArray[np.int64]
 NONE: Integers = np.zeros(0, np.int64)
 
 
@@ -39,6 +43,14 @@ class Asked:
 
     physics: Callable[[Any], Priced]
     median_s: Callable[[Any], Numbers]
+    built: Mapping[str, Built] = field(default_factory=dict)  # what doubles alone -> what rows say of the kernels built for it
+    lowest: float | None = None  # log(median / physics) of the launches that are fastest beside physics
+
+    def most_lost(self, median_s: Floats, analytic_s: Floats) -> Floats:
+        """By how much physics may grow, in log, for what was learned to make up for it."""
+        if self.lowest is None:
+            return np.full(len(median_s), LARGEST_FALL)
+        return np.minimum(np.log(median_s / analytic_s) - self.lowest + MARGIN, LARGEST_FALL)
 
 
 def lawful(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbers:
@@ -48,39 +60,59 @@ def lawful(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbe
     """
     if not getattr(kernel, "doublings", ()) or not getattr(kernel, "has_sizes", True):
         return median_s
-    return _raised(kernel, _lowered(kernel, found, median_s, asked), asked)
+    name = getattr(kernel, "guessed", None) or ""
+    return _above(kernel, name, *_halvings(kernel, np.size(median_s)), _kept(kernel, found, median_s, asked), asked, _kept)
+
+
+def _kept(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbers:
+    """Each median as its doublings leave it or, with heads of a width that no row has, as narrower ones ask that rows have."""
+    lowest_s, name = _lowered(kernel, found, median_s, asked), _width(kernel, asked)
+    if name is None:
+        return lowest_s
+    return _above(kernel, name, *halvings_to_rows(kernel, name, asked.built[name], np.size(median_s)), lowest_s, asked, _lowered)
+
+
+def _width(kernel: Any, asked: Asked) -> str | None:
+    """The size of which it is known which ones rows have."""
+    return next((name for name in getattr(kernel, "built_for", ()) if name in asked.built and asked.built[name].known), None)
 
 
 def _lowered(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbers:
     """Each median, or less where a launch with something doubled is that much faster."""
     is_lone = not isinstance(median_s, np.ndarray)
-    is_open = KEPT * median_s > 2.0 * found.flop_s if kernel.doubles_flop else median_s > 0.0  # else no doubled launch is that fast
-    if not (is_open if is_lone else np.any(is_open)):
+    is_open = KEPT * median_s > 2.0 * found.flop_s if kernel.doubles_flop else median_s > 0.0  # else nothing of twice the FLOP is as fast
+    if SAME_FLOP not in kernel.doublings and not (is_open if is_lone else np.any(is_open)):
         return median_s
-    every_s, rows = np.atleast_1d(median_s), np.flatnonzero(np.broadcast_to(is_open, np.size(median_s)))
-    most = np.full(len(rows), MOST_DOUBLINGS, np.float64)
+    every_s = np.atleast_1d(median_s)
+    most = np.full(len(every_s), MOST_DOUBLINGS, np.float64)
     if kernel.doubles_flop:
-        flop_s = np.broadcast_to(found.flop_s, every_s.shape)[rows]
-        most = np.minimum(most, np.log(every_s[rows] / flop_s) / math.log(2.0 / KEPT))
-    kept_s = _least(kernel, rows, most, np.atleast_1d(found.analytic_s), every_s, asked)
+        most = np.minimum(most, np.log(every_s / found.flop_s) / math.log(2.0 / KEPT))
+    is_held = np.broadcast_to(is_open, every_s.shape)[:, None] | [names == SAME_FLOP for names in kernel.doublings]
+    ways = _ways(kernel, is_held, asked.built)
+    rows = np.flatnonzero(ways.any(axis=(1, 2)))
+    if not len(rows):
+        return median_s
+    kept_s = _least(kernel, rows, most[rows], ways[rows], np.atleast_1d(found.analytic_s), every_s, asked)
     return kept_s.item() if is_lone else kept_s
 
 
-def _raised(kernel: Any, median_s: Numbers, asked: Asked) -> Numbers:
-    """Each median, or more where a launch of half the guessed size, or a quarter, is that much slower.
+Kept = Callable[[Any, Priced, Numbers, Asked], Numbers]
 
-    What was lowered keeps the law in all other sizes, so the most of several does."""
-    rows, steps = _halvings(kernel, np.size(median_s))
+
+def _above(kernel: Any, name: str, rows: Integers, steps: Integers, median_s: Numbers, asked: Asked, kept: Kept) -> Numbers:
+    """Each median, or more where one of these launches (P,), with a size halved so often (P,), is that much slower.
+
+    What is `kept` of that one keeps the law in all other sizes, so the most of several does."""
     if not len(rows):
         return median_s
     every_s = np.atleast_1d(median_s)
-    smaller_s = np.atleast_1d(asked.median_s(_halved(kernel, rows, steps)))  # or less
+    smaller_s = np.atleast_1d(asked.median_s(scaled(kernel, rows, {name: -steps})))  # or less
     is_slower = KEPT**steps * smaller_s > every_s[rows]
     if not is_slower.any():
         return median_s
     rows, steps = rows[is_slower], steps[is_slower]
-    smaller, highest_s = _halved(kernel, rows, steps), every_s.copy()
-    np.maximum.at(highest_s, rows, KEPT**steps * _lowered(smaller, asked.physics(smaller), smaller_s[is_slower], asked))
+    smaller, highest_s = scaled(kernel, rows, {name: -steps}), every_s.copy()
+    np.maximum.at(highest_s, rows, KEPT**steps * kept(smaller, asked.physics(smaller), smaller_s[is_slower], asked))
     return highest_s if isinstance(median_s, np.ndarray) else highest_s.item()
 
 
@@ -91,7 +123,7 @@ def _halvings(kernel: Any, num_launches: int) -> tuple[Integers, Integers]:
     given = getattr(kernel, name) if name else None
     if not name or given is None or (isinstance(given, int) and given % 2):  # nothing is guessed, or it is the least already
         return NONE, NONE
-    size, least = _size(kernel, name), np.ravel(kernel.guessed_from).astype(np.int64)
+    size, least = size_of(kernel, name), np.ravel(kernel.guessed_from).astype(np.int64)
     every = np.log2(np.minimum(size & -size, np.maximum(1, size // least))).astype(np.int64)
     most = np.broadcast_to(every, num_launches)
     if (name,) in kernel.doublings:
@@ -101,14 +133,28 @@ def _halvings(kernel: Any, num_launches: int) -> tuple[Integers, Integers]:
     return rows, steps + 1
 
 
-def _halved(kernel: Any, rows: Integers, steps: Integers) -> Any:
-    every = _size(kernel, kernel.guessed)
-    return replace(kernel, **{**taken(kernel, rows), kernel.guessed: (every if len(every) == 1 else every[rows]) >> steps})
+def _ways(kernel: Any, is_held: Flags, built: Mapping[str, Built]) -> Flags:
+    """By how many doublings launches that are held in some ways (L, A) are held (L, A, S): while sizes can double, but one alone where many
+    are another kernel, and no further than to where rows show that another one runs."""
+    may = np.repeat(is_held[:, :, None], len(STEPS), axis=2) & (STEPS > 0)
+    for axis, names in enumerate(kernel.doublings):
+        for name in names:
+            may[:, axis] &= size_of(kernel, name)[:, None] <= LARGEST >> MOST_DOUBLINGS
+        if names == (getattr(kernel, "one_alone", None),):
+            may[:, axis] &= size_of(kernel, names[0])[:, None] > 1
+        if len(names) == 1 and names[0] in getattr(kernel, "built_for", ()):
+            may[:, axis] &= same_kernel(kernel, names[0], built.get(names[0]), STEPS)
+    return may
 
 
-def _least(kernel: Any, rows: Integers, most: Floats, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
-    """The least of each median and what its doublings leave: of these rows, which FLOP alone allow to be doubled `most` times."""
-    which, powers = _faster(kernel, rows, most, analytic_s, median_s, asked)
+def _least(kernel: Any, rows: Integers, most: Floats, may: Flags, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
+    """The least of each median and what its doublings leave: of these rows, whose FLOP may be doubled `most` times."""
+    which, powers = _faster(kernel, rows, most, may, analytic_s, median_s, asked)
+    width = _width(kernel, asked)
+    if width is not None and len(which):  # of guesses and rows it is the guesses that give way
+        is_row = np.broadcast_to(has_rows(kernel, width, asked.built[width]), len(median_s))
+        may_ask = has_rows(_doubled(kernel, which, powers), width, asked.built[width]) | ~is_row[which]
+        which, powers = which[may_ask], powers[may_ask]
     if not len(which):
         return median_s
     first, same = _alike(kernel, which, powers)
@@ -131,10 +177,15 @@ def _alike(kernel: Any, rows: Integers, powers: Integers) -> tuple[Integers, Int
     return first, code
 
 
-def _faster(kernel: Any, rows: Integers, most: Floats, analytic_s: Floats, median_s: Floats, asked: Asked) -> tuple[Integers, Integers]:
+def _faster(
+    kernel: Any, rows: Integers, most: Floats, may: Flags, analytic_s: Floats, median_s: Floats, asked: Asked
+) -> tuple[Integers, Integers]:
     """Which launches (P,) may be slower than the law allows for which of their doublings (P, A): for several sizes doubled, as far as what
     physics grows by with each of them adds up."""
-    growth = _growth(kernel, rows, most, analytic_s, median_s, asked)
+    growth = _growth(kernel, rows, most, may, analytic_s, median_s, asked)
+    doubles_flop = np.array([names != SAME_FLOP for names in kernel.doublings])
+    is_built = np.array([len(names) == 1 and names[0] in getattr(kernel, "built_for", ()) for names in kernel.doublings])
+    lost = asked.most_lost(median_s[rows], analytic_s[rows])
     can_double = np.isfinite(growth[:, :, 1])
     num_axes = can_double.sum(axis=1)
     found = [(NONE, np.zeros((0, len(kernel.doublings)), np.int64))]
@@ -142,9 +193,12 @@ def _faster(kernel: Any, rows: Integers, most: Floats, analytic_s: Floats, media
         if is_asked.any():
             axes = np.flatnonzero(can_double[is_asked].any(axis=0))
             every = _powers(len(axes), together)
-            count = every.sum(axis=1)
-            total = LOG_KEPT * count + sum(growth[is_asked, axis][:, power] for axis, power in zip(axes, every.T, strict=True))
-            place, which = np.nonzero((total < LARGEST_FALL) & (count <= most[is_asked, None]))
+            built = every[:, is_built[axes]]
+            every = every[(built.sum(axis=1) <= MOST_BUILT) & ((built > 0).sum(axis=1) <= 1)]
+            grown = [growth[is_asked, axis][:, power] for axis, power in zip(axes, every.T, strict=True)]
+            total = LOG_KEPT * every.sum(axis=1) + sum(grown)
+            num_flop = every[:, doubles_flop[axes]].sum(axis=1)
+            place, which = np.nonzero((total < lost[is_asked, None]) & (num_flop <= np.maximum(most[is_asked, None], 0.0)))
             powers = np.zeros((len(which), len(kernel.doublings)), np.int64)
             powers[:, axes] = every[which]
             fits = _fits(kernel, rows[is_asked][place], powers)
@@ -153,28 +207,29 @@ def _faster(kernel: Any, rows: Integers, most: Floats, analytic_s: Floats, media
     return which, powers
 
 
-def _growth(kernel: Any, rows: Integers, most: Floats, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
+def _growth(kernel: Any, rows: Integers, most: Floats, may: Flags, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
     """What physics grows by, in log, with each size doubled so many times; inf from where no such launch is faster than the law allows."""
-    is_doubled = _held(kernel, len(median_s))[rows]
-    growth = np.full((*is_doubled.shape, MOST_DOUBLINGS + 1), np.inf)
+    by_flop = np.where([names == SAME_FLOP for names in kernel.doublings], np.inf, most[:, None])
+    may = may & (by_flop[:, :, None] >= STEPS)
+    growth = np.full(may.shape, np.inf)
     growth[:, :, 0] = 0.0
+    is_doubled, lost = np.asarray(may.any(axis=2)), asked.most_lost(median_s[rows], analytic_s[rows])
     for first, last in AT_ONCE if is_doubled.size < FEW else IN_TURN:
-        row, axis = (each[:, None] for each in np.nonzero(is_doubled))
-        row, axis, step = (each.reshape(-1) for each in np.broadcast_arrays(row, axis, np.arange(first, last + 1)))
-        power = np.eye(is_doubled.shape[1], dtype=np.int64)[axis] * step[:, None]
-        can_be = (step <= most[row]) & _fits(kernel, rows[row], power)
-        row, axis, step, power = row[can_be], axis[can_be], step[can_be], power[can_be]
-        if not len(row):
-            break
-        found = asked.physics(_doubled(kernel, rows[row], power))
-        grown = np.log(found.analytic_s / analytic_s[rows[row]])
-        may_be_faster = (grown + LOG_KEPT * step < LARGEST_FALL) & (found.bound_s < KEPT**step * median_s[rows[row]])
-        growth[row, axis, step] = np.where(may_be_faster, grown, np.inf)
+        row, axis, step = np.nonzero(may[:, :, first : last + 1] & is_doubled[:, :, None])
+        step += first
+        power = np.eye(may.shape[1], dtype=np.int64)[axis] * step[:, None]
+        fits = _fits(kernel, rows[row], power)
+        row, axis, step, power = row[fits], axis[fits], step[fits], power[fits]
+        if len(row):
+            found = asked.physics(_doubled(kernel, rows[row], power))
+            grown = np.log(found.analytic_s / analytic_s[rows[row]])
+            may_be_faster = (grown + LOG_KEPT * step < lost[row]) & (found.bound_s < KEPT**step * median_s[rows[row]])
+            growth[row, axis, step] = np.where(may_be_faster, grown, np.inf)
         is_doubled = np.isfinite(growth[:, :, last])
     return np.asarray(np.maximum.accumulate(growth, axis=2))
 
 
-def _fits(kernel: Any, rows: Integers, powers: Integers) -> NDArray[np.bool_]:
+def _fits(kernel: Any, rows: Integers, powers: Integers) -> Flags:
     """Which doublings (P, A) of these launches (P,) can be launched: what grows alone stays within what it is of."""
     fits = np.ones(len(rows), bool)
     for name, outer in WITHIN.items():
@@ -188,25 +243,8 @@ def _fits(kernel: Any, rows: Integers, powers: Integers) -> NDArray[np.bool_]:
 def _grown(kernel: Any, name: str, rows: Integers, powers: Integers) -> tuple[Integers, Integers]:
     """(a size after these doublings, how often it was doubled)."""
     power = powers[:, [name in names for names in kernel.doublings]].sum(axis=1)
-    every = _size(kernel, name)
+    every = size_of(kernel, name)
     return (every if len(every) == 1 else every[rows]) << power, power
-
-
-def _held(kernel: Any, num_launches: int) -> NDArray[np.bool_]:
-    """Which launches are held to which doublings (L, A): all whose sizes can double, but one alone where many are another kernel."""
-    held = np.ones((num_launches, len(kernel.doublings)), bool)
-    for axis, names in enumerate(kernel.doublings):
-        for name in names:
-            held[:, axis] &= _size(kernel, name) <= LARGEST >> MOST_DOUBLINGS
-        if names == (getattr(kernel, "one_alone", None),):
-            held[:, axis] &= _size(kernel, names[0]) > 1
-    return held
-
-
-def _size(kernel: Any, name: str) -> Integers:
-    """One for each launch, or one for all."""
-    given = getattr(kernel, name)
-    return np.ravel(getattr(kernel, FOLLOWS[name]) if given is None else given).astype(np.int64)
 
 
 @cache
@@ -218,18 +256,5 @@ def _powers(num_axes: int, most: int) -> Integers:
 
 def _doubled(kernel: Any, rows: Integers, powers: Integers) -> Any:
     """These of its launches, each with its sizes doubled as often as `powers` (P, A) say."""
-    size: dict[str, Integers] = {}
-    for names, power in zip(kernel.doublings, powers.T, strict=True):
-        for name in names:
-            if name not in size:
-                every = _size(kernel, name)
-                size[name] = every if len(every) == 1 else every[rows]
-            size[name] = size[name] << power
-    return replace(kernel, **{**taken(kernel, rows), **size})
-
-
-def taken(kernel: Any, rows: Any) -> dict[str, Any]:
-    """Of what differs between launches, the entries of these."""
-    given = {entry.name: getattr(kernel, entry.name) for entry in fields(kernel) if entry.name not in RAGGED}
-    lists = {name: np.asarray(value) for name, value in given.items() if np.ndim(value) > 0 and len(value) > 1}
-    return {name: values[rows] for name, values in lists.items()}
+    names = dict.fromkeys(name for names in kernel.doublings for name in names)
+    return scaled(kernel, rows, {name: powers[:, [name in axis for axis in kernel.doublings]].sum(axis=1) for name in names})

@@ -26,7 +26,7 @@ from tilecast.workloads.graph import KernelCall, Step
 # GPU, and 9 % between two is a deviation of 0.08 in each; a family of kernels on a GPU whose die was left out is off by a level of
 # deviation 0.06 besides (the suite kernels-unseen, mean errors per GPU and family), together 0.10.
 SEEN_LEVEL, UNSEEN_LEVEL = 1.28 * 0.08, 1.28 * 0.10
-MOST_POINTS = 80  # decode steps evaluated of a run in which no request leaves
+MOST_POINTS = 24  # decode steps evaluated of a run in which no request leaves
 MOST_DEPARTURES = 64  # moments at which requests leave that get steps of their own
 BASES = ("measured", "interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation", "analytic")  # strongest first
 PLACES = {basis: place for place, basis in enumerate(BASES)}

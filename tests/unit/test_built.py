@@ -1,0 +1,96 @@
+"""What rows say of the sizes that kernels are built for, and how far the law of doubling follows them."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from tilecast.kernels.attention import AttentionDecode, AttentionPrefill
+from tilecast.kernels.base import Built
+from tilecast.kernels.mla import MlaDecode
+from tilecast.learning.built_sizes import built_sizes, doubled_pairs
+from tilecast.predictors.built import halvings_to_rows, has_rows, same_kernel
+
+STEPS = np.arange(5)
+
+
+def built(known: set[int], changes: set[int]) -> Built:
+    return Built(frozenset(known), frozenset(changes))
+
+
+def decode_rows(*launches: tuple[int, int, int, float], engine: str = "sglang") -> pl.DataFrame:
+    """Query heads, KV heads, width of a head and seconds of each."""
+    heads, shared, width, seconds = zip(*launches, strict=True)
+    sizes = {"batch": 1, "q_len": 1, "kv_len": 1024, "causal": None, "window": None, "q_lens": None, "kv_lens": None}
+    names = {"gpu": "l40s", "engine": engine, "dtype": "bf16", "identity": "triton", "kv_dtype": None, "timer": "graph", "cache": "warm"}
+    lists = {"num_heads": heads, "num_kv_heads": shared, "head_dim": width, "latency_s": seconds}
+    return pl.DataFrame(lists).with_columns(pl.lit(value).alias(name) for name, value in (sizes | names).items())
+
+
+def test_a_step_at_which_rows_get_much_faster_is_another_kernel():
+    # Single query heads take 100 us, two of a KV head 50, and from there on each doubling takes longer.
+    rows = decode_rows((8, 8, 64, 1e-4), (16, 8, 64, 5e-5), (32, 8, 64, 6e-5), (64, 8, 64, 7e-5))
+    found = built_sizes(rows, "attention_decode")
+    key = "l40s sglang 16-bit triton 16-bit"
+    assert found["num_heads"] == {key: built(set(), {1})}
+    assert found["head_dim"] == {key: built({64}, set())}
+    assert found["num_kv_heads"] == {key: built(set(), set())}
+
+
+def test_rows_two_doublings_apart_tell_where_none_lie_between():
+    rows = decode_rows((96, 1, 128, 1e-4), (96, 4, 128, 4e-5), (96, 8, 128, 5e-5))
+    assert built_sizes(rows, "attention_decode")["num_kv_heads"]["l40s sglang 16-bit triton 16-bit"].changes == {96}
+
+
+def test_noise_of_a_few_percent_is_no_other_kernel():
+    rows = decode_rows((8, 8, 64, 1.00e-4), (16, 8, 64, 0.93e-4))
+    assert built_sizes(rows, "attention_decode")["num_heads"]["l40s sglang 16-bit triton 16-bit"].changes == set()
+
+
+def test_engines_are_told_apart():
+    slow = decode_rows((8, 8, 64, 1e-4), (16, 8, 64, 5e-5), engine="vllm")
+    fine = decode_rows((8, 8, 64, 1e-4), (16, 8, 64, 2e-4))
+    found = built_sizes(pl.concat([slow, fine]), "attention_decode")["num_heads"]
+    assert {key: sorted(said.changes) for key, said in found.items()} == {
+        "l40s sglang 16-bit triton 16-bit": [],
+        "l40s vllm 16-bit triton 16-bit": [1],
+    }
+
+
+def test_families_without_such_sizes_say_nothing():
+    assert built_sizes(pl.DataFrame(), "gemm") == {}
+
+
+def test_pairs_lie_as_many_doublings_apart_as_asked():
+    rows = decode_rows((8, 8, 64, 1.0), (16, 8, 64, 1.0), (32, 8, 64, 1.0))
+    key = [name for name in rows.columns if name != "latency_s"]
+    assert doubled_pairs(rows, key, ("num_heads",)).tolist() == [[0, 1], [1, 2]]
+    assert doubled_pairs(rows, key, ("num_heads",), 2).tolist() == [[0, 2]]
+
+
+def test_the_law_ends_where_another_kernel_runs():
+    kernel = AttentionDecode(kv_len=64, num_heads=np.array([8, 32]), num_kv_heads=8)
+    # 8 heads on 8 KV heads double twice, to four of each, and are another kernel beyond; those of 32 are that already.
+    same = same_kernel(kernel, "num_heads", built(set(), {4}), STEPS)
+    assert same.tolist() == [[True, True, True, False, False], [True, False, False, False, False]]
+    assert same_kernel(kernel, "num_heads", None, STEPS).all()
+
+
+def test_kv_heads_double_while_queries_share_them():
+    kernel = AttentionPrefill(q_len=64, num_heads=np.array([8, 24, 7]), num_kv_heads=np.array([2, 1, 1]))
+    assert same_kernel(kernel, "num_kv_heads", None, STEPS).sum(axis=1).tolist() == [3, 4, 1]
+    # 24 queries of one KV head are 12 of two and then 6 of four: another kernel from 12 on ends it there.
+    assert same_kernel(kernel, "num_kv_heads", built(set(), {12}), STEPS).sum(axis=1).tolist() == [3, 2, 1]
+
+
+@pytest.mark.parametrize(("heads", "halved"), [(64, None), (256, 1), (512, 2), (96, None), (48, None), (512 * 3, None)])
+def test_a_size_that_no_row_has_is_halved_to_one_that_rows_have(heads: int, halved: int | None):
+    kernel, said = MlaDecode(kv_len=64, num_heads=heads), built({1, 16, 64, 128}, {1})
+    _, steps = halvings_to_rows(kernel, "num_heads", said, 1)
+    assert steps.tolist() == ([] if halved is None else [halved])
+    assert has_rows(kernel, "num_heads", said).tolist() == [heads == 64]
+
+
+def test_no_size_is_halved_into_another_kernel():
+    kernel = MlaDecode(kv_len=64, num_heads=np.array([32, 256, 4]))
+    rows, steps = halvings_to_rows(kernel, "num_heads", built({1, 16, 128}, {16, 128}), 3)
+    assert (rows.tolist(), steps.tolist()) == ([2], [2])
