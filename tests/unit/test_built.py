@@ -41,8 +41,8 @@ def test_rows_two_doublings_apart_tell_where_none_lie_between():
     assert built_sizes(rows, "attention_decode")["num_kv_heads"]["l40s sglang 16-bit triton 16-bit"].changes == {96}
 
 
-def test_noise_of_a_few_percent_is_no_other_kernel():
-    rows = decode_rows((8, 8, 64, 1.00e-4), (16, 8, 64, 0.93e-4))
+def test_a_fall_that_the_law_hardly_touches_is_no_other_kernel():
+    rows = decode_rows((8, 8, 64, 1.000e-4), (16, 8, 64, 0.965e-4))  # lowered by half a percent
     assert built_sizes(rows, "attention_decode")["num_heads"]["l40s sglang 16-bit triton 16-bit"].changes == set()
 
 

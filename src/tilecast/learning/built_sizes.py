@@ -12,13 +12,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tilecast.datasets.schema import SHAPES
-from tilecast.kernels.base import SHARED, Built, built_for
+from tilecast.kernels.base import KEPT, SHARED, Built, built_for
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.correction import slice_key
 from tilecast.learning.examples import IDENTITY
 
-MUCH = 0.1  # of its time that a launch loses when doubled: more than two runs of one kernel differ by
-OFTEN = 0.1  # of a step's pairs that lose so much
+MOST_LOWERED = 0.01  # on average, of the times before a step, if they were held to those behind it: a larger share is another kernel
 FARTHEST = (1, 2, 3)  # doublings between two rows of a pair: the nearest ones there are
 NAMES = ("engine", "dtype", "identity", "kv_dtype")
 
@@ -37,19 +36,19 @@ def built_sizes(rows: pl.DataFrame, family: str) -> dict[str, dict[str, Built]]:
 
 
 def _of(launches: pl.DataFrame, key: Sequence[str], name: str, record: type) -> dict[str, Built]:
-    pairs = pl.concat([_faster(launches, doubled_pairs(launches, key, (name,), times), name, record, times) for times in FARTHEST])
+    pairs = pl.concat([_lowered(launches, doubled_pairs(launches, key, (name,), times), name, record, times) for times in FARTHEST])
     nearest = pairs.filter(pl.col("times") == pl.col("times").min().over("key", "at"))
-    changes = _lists(nearest.group_by("key", "at").agg(pl.col("faster").mean()).filter(pl.col("faster") > OFTEN))
+    changes = _lists(nearest.group_by("key", "at").agg(pl.col("lowered").mean()).filter(pl.col("lowered") > MOST_LOWERED))
     known = _lists(_at(launches, name, record))
     is_shared = name in SHARED and "num_kv_heads" in launches.columns
     return {key: Built(frozenset() if is_shared else sizes, changes.get(key, frozenset())) for key, sizes in known.items()}
 
 
-def _faster(launches: pl.DataFrame, pairs: Pairs, name: str, record: type, times: int) -> pl.DataFrame:
-    """Of each pair its slice, what its smaller launch is built for, and whether the larger one is that much faster."""
+def _lowered(launches: pl.DataFrame, pairs: Pairs, name: str, record: type, times: int) -> pl.DataFrame:
+    """Of each pair its slice, what its smaller launch is built for, and by how much the law would lower that."""
     smaller, larger = (launches[places] for places in pairs.T)
-    is_faster = larger["latency_s"] < (1.0 - MUCH) * smaller["latency_s"]
-    return _at(smaller, name, record).with_columns(is_faster.alias("faster"), pl.lit(times).alias("times"))
+    lowered = (1.0 - larger["latency_s"] / (KEPT**times * smaller["latency_s"])).clip(0.0)
+    return _at(smaller, name, record).with_columns(lowered.alias("lowered"), pl.lit(times).alias("times"))
 
 
 def _at(launches: pl.DataFrame, name: str, record: type) -> pl.DataFrame:

@@ -18,11 +18,10 @@ import numpy as np
 
 from tilecast.execution import Priced
 from tilecast.execution.tasks import Floats, Numbers
-from tilecast.kernels.base import LARGEST, Built
+from tilecast.kernels.base import KEPT, LARGEST, Built
 from tilecast.predictors.built import KV_HEADS, Flags, halvings_to_rows, has_rows, same_kernel
 from tilecast.predictors.scaled import Integers, scaled, size_of, taken
 
-KEPT = 0.97  # of the time, at the least, when a size doubles
 LOG_KEPT = -math.log(KEPT)
 MOST_DOUBLINGS, MOST_OF_MANY, MANY = 10, 7, 4  # of all sizes together, and where so many of them could double
 LARGEST_FALL = 1.5  # log: where physics grows by more, nothing learned makes up for it
