@@ -1,4 +1,4 @@
-"""python -m benchmarks.doubling [--quick]: do measured kernels take longer when a size doubles, and what does it cost to predict so?
+"""python -m benchmarks.doubling [--quick] [--every N]: do measured kernels take longer when a size doubles, and what does it cost to predict so?
 
 A pair is two measured launches of one kernel on one GPU that differ by a factor of two in one size. Counted are the pairs whose larger
 launch is faster by more than 3 %, as measured, as the shipped weights have learned it, and as predicted, which keeps the law. The price of
@@ -77,8 +77,8 @@ class BuiltIn:
     raised_error: float  # if the larger one took as long as the law asks
 
 
-def price(family: str, quick: bool) -> tuple[Priced, list[BuiltIn]]:
-    launches = _launches(family, quick)
+def price(family: str, quick: bool, every: int = 1) -> tuple[Priced, list[BuiltIn]]:
+    launches = _launches(family, quick, every)
     slices = [_Slice.of(part, family) for part in launches.partition_by(SLICES, maintain_order=True)]
     falls, told, kept = (np.concatenate([getattr(each, name) for each in slices]) for name in ("falls", "told", "kept"))
     shares = (_percent(share) for share in (falls, told, kept, falls[told]))
@@ -178,11 +178,11 @@ class _Slice:
         return _Slice(falls, told, kept, *errors)
 
 
-def _launches(family: str, quick: bool) -> pl.DataFrame:
+def _launches(family: str, quick: bool, every: int) -> pl.DataFrame:
     """Every launch once, with the median of its measurements and the shipped weights' answer."""
     table = rows(family)
-    if quick:
-        table = table.join(table.select(SLICES).unique(maintain_order=True).head(QUICK_SLICES), on=SLICES, nulls_equal=True)
+    slices = table.select(SLICES).unique(maintain_order=True)
+    table = table.join(slices.head(QUICK_SLICES) if quick else slices.gather_every(every), on=SLICES, nulls_equal=True)
     table = table.group_by(_key(family), maintain_order=True).agg(pl.col("latency_s").median())
     predicted_s, learned_s = shipped_and_learned(table, family)
     table = table.with_columns(pl.Series("predicted_s", predicted_s), pl.Series("learned_s", learned_s))
@@ -225,7 +225,7 @@ def _connected(pairs: Pairs, falls: NDArray[np.bool_], count: int) -> NDArray[np
     return np.isin(component, component[pairs[falls, 0]])
 
 
-def page(found: Sequence[Priced], built_in: Sequence[BuiltIn]) -> str:
+def page(found: Sequence[Priced], built_in: Sequence[BuiltIn], every: int = 1) -> str:
     head = ["family", "launches", "pairs", "measured: faster, % of pairs", "learned: faster, %", "of which measured too, %",
             "predicted: faster, %", "least error that keeps the law, %", "error as learned, %", "error as predicted, %"]  # fmt: skip
     body = [
@@ -241,7 +241,8 @@ def page(found: Sequence[Priced], built_in: Sequence[BuiltIn]) -> str:
          *(f"{value:.2f}" for value in (each.predicted_error, each.lowered_error, each.raised_error))]
         for each in built_in
     ]  # fmt: skip
-    note = f"Newest version of each engine, public kernel data; the shipped weights have seen most of these rows. {date.today()}"
+    part = f"one slice (GPU, engine and number format) of {every}" if every > 1 else "all slices (GPU, engine and number format)"
+    note = f"Newest version of each engine, public kernel data, {part}; the shipped weights have seen most of these rows. {date.today()}"
     doc = (__doc__ or "").split("\n\n")[1].split("\nWrites")[0].replace("\n", " ")
     parts = [
         "# What doubling a size does",
@@ -257,18 +258,24 @@ def page(found: Sequence[Priced], built_in: Sequence[BuiltIn]) -> str:
 def main(given: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.doubling", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="two slices of each family; print, write nothing")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="each Nth slice: all of them take hours of one core")
     options = parser.parse_args(given)
     try:
-        both = [price(family, options.quick) for family in FAMILIES]
+        both = [price(family, options.quick, max(1, options.every)) for family in FAMILIES]
     except TilecastError as problem:
         print(f"error: {problem}", file=sys.stderr)
         return problem.exit_code
     found, built_in = [priced for priced, _ in both], [each for _, free in both for each in free]
-    text = page(found, built_in)
+    text = page(found, built_in, max(1, options.every))
     print(text)
     if not options.quick:
         (RESULTS / "doubling.md").write_text(text, encoding="utf-8")
-        record = {"doubling": list(map(asdict, found)), "built_in": list(map(asdict, built_in)), "date": str(date.today())}
+        record = {
+            "doubling": list(map(asdict, found)),
+            "built_in": list(map(asdict, built_in)),
+            "every": options.every,
+            "date": str(date.today()),
+        }
         (RESULTS / "doubling.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0
 
