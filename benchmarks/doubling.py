@@ -1,4 +1,4 @@
-"""python -m benchmarks.doubling [--quick] [--every N]: do measured kernels take longer when a size doubles, and what does it cost to predict so?
+"""python -m benchmarks.doubling: do measured kernels take longer when a size doubles, and what does it cost to predict so?
 
 A pair is two measured launches of one kernel on one GPU that differ by a factor of two in one size. Counted are the pairs whose larger
 launch is faster by more than 3 %, as measured, as the shipped weights have learned it, and as predicted, which keeps the law. The price of
