@@ -9,6 +9,7 @@ from tilecast.kernels.base import Built
 from tilecast.kernels.mla import MlaDecode
 from tilecast.learning.built_sizes import built_sizes, doubled_pairs
 from tilecast.predictors.built import halvings_to_rows, has_rows, same_kernel
+from tilecast.predictors.law import LARGEST_FALL, MARGIN, Asked
 
 STEPS = np.arange(5)
 
@@ -94,3 +95,11 @@ def test_no_size_is_halved_into_another_kernel():
     kernel = MlaDecode(kv_len=64, num_heads=np.array([32, 256, 4]))
     rows, steps = halvings_to_rows(kernel, "num_heads", built({1, 16, 128}, {16, 128}), 3)
     assert (rows.tolist(), steps.tolist()) == ([2], [2])
+
+
+def test_physics_is_asked_as_far_as_what_was_learned_could_make_up_for():
+    analytic_s, median_s = np.array([1.0, 1.0, 1.0]), np.array([1.0, 0.7, 40.0])
+    far = Asked(physics=None, median_s=None, lowest=-0.5).most_lost(median_s, analytic_s)
+    # A launch that is as slow as physics may be 0.5 slower than the fastest, and half a unit more where KV is split by rule.
+    assert far == pytest.approx([0.5 + MARGIN, 0.5 + MARGIN + np.log(0.7), LARGEST_FALL])
+    assert Asked(physics=None, median_s=None).most_lost(median_s, analytic_s).tolist() == [LARGEST_FALL] * 3

@@ -12,6 +12,7 @@ import pytest
 
 from tilecast import hardware
 from tilecast.errors import MissingData
+from tilecast.kernels.base import Built
 from tilecast.kernels.gemm import Gemm
 from tilecast.kernels.rms_norm import RmsNorm
 from tilecast.learning import correction as corrections
@@ -273,6 +274,20 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert after.manifest == before.manifest | {"sha256": tensors.file_digest(path)}
     assert tensors.file_digest(path).startswith(after.digest)
     assert len(after.digest) == 12
+
+
+def test_what_rows_say_of_heads_is_read_back_and_found_by_name(tmp_path: Path) -> None:
+    key = "l40s sglang 16-bit None 16-bit"
+    said = {"num_heads": {key: Built(frozenset({64, 128}), frozenset({64}))}}
+    one = read(write(by_hand(built=said, lowest={key: -0.4, "a100-sxm-80gb sglang 16-bit None 16-bit": -0.7}), tmp_path))
+    names = {"dtype": "bf16", "identity": "None", "engine": "sglang", "kv_dtype": "None"}
+    of_its_own = one.of_slice(names, hardware.gpu("l40s"))
+    assert of_its_own.built == {"num_heads": said["num_heads"][key]}
+    assert of_its_own.lowest == -0.4
+    assert one.of_slice({**names, "kv_dtype": "fp8"}, hardware.gpu("l40s")).built == {}
+    unseen = one.of_slice(names, hardware.gpu("mi300x"))
+    assert (unseen.built, unseen.lowest) == ({}, -0.7)  # whatever any kernel does
+    assert by_hand().of_slice(names, hardware.gpu("l40s")).lowest is None
 
 
 def test_nothing_half_written_is_left_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

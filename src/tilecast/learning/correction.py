@@ -374,13 +374,9 @@ def write(correction: Correction, folder: Path) -> Path:
     path = folder / f"{correction.family}.safetensors"
     trees = {f"{name}.{part}": getattr(getattr(correction, name), part) for name, parts in TREES.items() for part in parts}
     arrays = trees | {name: getattr(correction, name) for name in ARRAYS}
-    index = {
-        name: getattr(correction, name) for name in ("family", "vocabulary", "gpus", "archs", "as_timed", "carry", "measured", "lowest")
-    }
+    stated = ("family", "vocabulary", "gpus", "archs", "as_timed", "carry", "measured", "lowest")
+    index = {name: getattr(correction, name) for name in stated}
     index |= {name: dict(getattr(correction, name).where) for name in ("local", "spread")} | {"warm": sorted(correction.warm)}
-    said = {
-        name: {key: [sorted(found.known), sorted(found.changes)] for key, found in each.items()} for name, each in correction.built.items()
-    }
-    index |= {"built": said}
+    index["built"] = {name: {key: found.as_lists() for key, found in slices.items()} for name, slices in correction.built.items()}
     tensors.write_stated(path, arrays, {"schema": SCHEMA, "index": json.dumps(index, sort_keys=True)}, correction.manifest)
     return path

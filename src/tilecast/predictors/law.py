@@ -8,7 +8,7 @@ row of this kernel has. Where its rows show that a library runs another kernel f
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations_with_replacement
@@ -50,6 +50,9 @@ class Asked:
         if self.lowest is None:
             return np.full(len(median_s), LARGEST_FALL)
         return np.minimum(np.log(median_s / analytic_s) - self.lowest + MARGIN, LARGEST_FALL)
+
+
+Kept = Callable[[Any, Priced, Numbers, Asked], Numbers]  # what a step below leaves of medians
 
 
 def lawful(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbers:
@@ -95,9 +98,6 @@ def _lowered(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Num
     return kept_s.item() if is_lone else kept_s
 
 
-Kept = Callable[[Any, Priced, Numbers, Asked], Numbers]
-
-
 def _above(kernel: Any, name: str, rows: Integers, steps: Integers, median_s: Numbers, asked: Asked, kept: Kept) -> Numbers:
     """Each median, or more where one of these launches (P,), with a size halved so often (P,), is that much slower.
 
@@ -141,9 +141,14 @@ def _ways(kernel: Any, is_held: Flags, built: Mapping[str, Built]) -> Flags:
             may[:, axis] &= size_of(kernel, name)[:, None] <= LARGEST >> MOST_DOUBLINGS
         if names == (getattr(kernel, "one_alone", None),):
             may[:, axis] &= size_of(kernel, names[0])[:, None] > 1
-        if len(names) == 1 and names[0] in getattr(kernel, "built_for", ()):
+        if _is_built(kernel, names):
             may[:, axis] &= same_kernel(kernel, names[0], built.get(names[0]), STEPS)
     return may
+
+
+def _is_built(kernel: Any, names: Sequence[str]) -> bool:
+    """Whether what doubles is one of the sizes that libraries build kernels for."""
+    return len(names) == 1 and names[0] in getattr(kernel, "built_for", ())
 
 
 def _least(kernel: Any, rows: Integers, most: Floats, may: Flags, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
@@ -183,7 +188,7 @@ def _faster(
     physics grows by with each of them adds up."""
     growth = _growth(kernel, rows, most, may, analytic_s, median_s, asked)
     doubles_flop = np.array([names != SAME_FLOP for names in kernel.doublings])
-    is_built = np.array([len(names) == 1 and names[0] in getattr(kernel, "built_for", ()) for names in kernel.doublings])
+    is_built = np.array([_is_built(kernel, names) for names in kernel.doublings])
     lost = asked.most_lost(median_s[rows], analytic_s[rows])
     can_double = np.isfinite(growth[:, :, 1])
     num_axes = can_double.sum(axis=1)
