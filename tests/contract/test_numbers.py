@@ -132,6 +132,7 @@ SOURCES = {
         "flash_attention_1.SLOWER_BACKWARD",
     },
     "computing": {  # no part of the model
+        "base.KEPT",  # the law of doubling: a promise to users, not a fact of kernels
         "base.LARGEST",
         "collectives.FULL_BOX",
         "gemm.NEVER",
