@@ -191,9 +191,9 @@ def _faster(
     is_built = np.array([_is_built(kernel, names) for names in kernel.doublings])
     lost = asked.most_lost(median_s[rows], analytic_s[rows])
     can_double = np.isfinite(growth[:, :, 1])
-    num_axes = can_double.sum(axis=1)
+    num_axes = (can_double & ~is_built).sum(axis=1)
     found = [(NONE, np.zeros((0, len(kernel.doublings)), np.int64))]
-    for is_asked, together in ((num_axes >= MANY, MOST_OF_MANY), ((num_axes > 0) & (num_axes < MANY), MOST_DOUBLINGS)):
+    for is_asked, together in ((num_axes >= MANY, MOST_OF_MANY), (can_double.any(axis=1) & (num_axes < MANY), MOST_DOUBLINGS)):
         if is_asked.any():
             axes = np.flatnonzero(can_double[is_asked].any(axis=0))
             every = _powers(len(axes), together)
