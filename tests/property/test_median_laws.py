@@ -183,7 +183,7 @@ def test_in_physics_doubling_a_size_never_makes_a_launch_faster(family: str, see
     for what, lost in lost_when_doubled(family, shape, gpu, learned=False).items():
         worst = int(lost.argmax())
         launch = {name: int(values[worst]) for name, values in shape.items()}
-        assert lost[worst] <= MOST_LOST, f"{family} on {gpu}, {launch}: twice the {what} takes {lost[worst]:.1%} less"
+        assert lost[worst] <= MOST_LOST + 1e-9, f"{family} on {gpu}, {launch}: twice the {what} takes {lost[worst]:.1%} less"
 
 
 protocol_of_rows = {"timer": "graph", "cache": "rotated"}
@@ -231,6 +231,26 @@ def test_an_fp8_product_alone_is_another_call_than_two() -> None:
         for batch in (1, 2)
     )
     assert one.median_s[0] > two.median_s[0] / (1 - MOST_LOST)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "engine"),
+    [("h100-sxm", "fp8", "vllm"), ("l40s", "fp8_block", "trtllm"), ("b200-sxm", "nvfp4", "sglang"), ("rtx-4090", "bf16", "vllm")],
+)
+def test_more_experts_and_more_of_them_for_a_token_keep_the_law(gpu: str, dtype: str, engine: str) -> None:
+    """Rows have the numbers of some models; DeepSeek's, Qwen's and any others are held to them, on one rank and on eight."""
+    rng = np.random.default_rng(6)
+    shape = sampled("moe", rng) | {
+        "num_experts": rng.choice([32, 128, 256, 384, 512], NUM_SAMPLED),
+        "topk": rng.choice([1, 4, 6, 8, 10, 16], NUM_SAMPLED),
+        "ep": rng.choice([1, 8], NUM_SAMPLED),
+    }
+    sizes = (("num_experts",), ("topk",), ("num_tokens",))
+    launches: dict[str, Any] = {**shape, "dtype": dtype}
+    for what, lost in lost_when_doubled("moe", launches, gpu, True, sizes, engine=engine).items():
+        worst = int(lost.argmax())
+        launch = {name: int(values[worst]) for name, values in shape.items()}
+        assert lost[worst] <= MOST_LOST + 1e-9, f"{launch}: twice the {what} takes {lost[worst]:.1%} less"
 
 
 def test_keys_beyond_a_window_keep_the_law() -> None:
@@ -395,7 +415,7 @@ def lost_when_doubled(
 
 def doubled(shape: dict[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
     """What is doubled -> the doubled shape. New tokens come with their keys, query heads alone or with their KV heads."""
-    together = {name: (name,) for name in shape if name not in ("num_kv_heads", "q_len", "num_experts")}
+    together = {name: (name,) for name in shape if name not in ("num_kv_heads", "q_len")}
     if "q_len" in shape:
         together["kv_len"] = ("q_len", "kv_len")
     if "num_kv_heads" in shape:

@@ -1,12 +1,16 @@
 """What rows say of the sizes that kernels are built for, and how far the law of doubling follows them."""
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
 
+from tilecast.datasets.schema import SHAPES
 from tilecast.kernels.attention import AttentionDecode, AttentionPrefill
 from tilecast.kernels.base import Built
 from tilecast.kernels.mla import MlaDecode
+from tilecast.kernels.moe import Moe
 from tilecast.learning.built_sizes import built_sizes, doubled_pairs
 from tilecast.predictors.built import halvings_to_rows, has_rows, same_kernel
 from tilecast.predictors.law import LARGEST_FALL, MARGIN, Asked
@@ -15,7 +19,7 @@ STEPS = np.arange(5)
 
 
 def built(known: set[int], changes: set[int]) -> Built:
-    return Built(frozenset(known), frozenset(changes))
+    return Built(frozenset((size,) for size in known), frozenset(changes))
 
 
 def decode_rows(*launches: tuple[int, int, int, float], engine: str = "sglang") -> pl.DataFrame:
@@ -61,6 +65,16 @@ def test_families_without_such_sizes_say_nothing():
     assert built_sizes(pl.DataFrame(), "gemm") == {}
 
 
+def test_rows_say_which_experts_and_how_many_of_a_token_were_measured_together():
+    names = {"gpu": "l40s", "engine": "sglang", "dtype": "bf16", "identity": "triton", "timer": "graph", "cache": "warm"}
+    sizes = {"num_tokens": 64, "hidden_size": 2048, "inter_size": 768, "tp": 1, "ep": 1, "distribution": "balanced", "moe_pass": "both"}
+    unset = dict.fromkeys(set(SHAPES["moe"]) - {*sizes, "num_experts", "topk"})
+    rows = pl.DataFrame({"num_experts": [128, 128, 64], "topk": [8, 8, 6], "latency_s": [1e-4, 1.1e-4, 9e-5]})
+    rows = rows.with_columns(pl.lit(value).alias(name) for name, value in (sizes | names | unset).items())
+    (key, said), *others = built_sizes(rows, "moe")["num_experts"].items()
+    assert (key.split()[:2], said, others) == (["l40s", "sglang"], Built(frozenset({(128, 8), (64, 6)}), frozenset()), [])
+
+
 def test_pairs_lie_as_many_doublings_apart_as_asked():
     rows = decode_rows((8, 8, 64, 1.0), (16, 8, 64, 1.0), (32, 8, 64, 1.0))
     key = [name for name in rows.columns if name != "latency_s"]
@@ -83,18 +97,40 @@ def test_kv_heads_double_while_queries_share_them():
     assert same_kernel(kernel, "num_kv_heads", built(set(), {12}), STEPS).sum(axis=1).tolist() == [3, 2, 1]
 
 
-@pytest.mark.parametrize(("heads", "halved"), [(64, None), (256, 1), (512, 2), (96, None), (48, None), (512 * 3, None)])
-def test_a_size_that_no_row_has_is_halved_to_one_that_rows_have(heads: int, halved: int | None):
-    kernel, said = MlaDecode(kv_len=64, num_heads=heads), built({1, 16, 64, 128}, {1})
-    _, steps = halvings_to_rows(kernel, "num_heads", said, 1)
-    assert steps.tolist() == ([] if halved is None else [halved])
-    assert has_rows(kernel, "num_heads", said).tolist() == [heads == 64]
+@pytest.mark.parametrize(("heads", "halved"), [(64, []), (256, [1, 2]), (512, [2, 3]), (96, []), (48, []), (512 * 3, [])])
+def test_a_size_that_no_row_has_is_halved_to_those_that_rows_have(heads: int, halved: list[int]):
+    kernel, said = MlaDecode(kv_len=64, num_heads=heads), built({16, 64, 128}, {16})
+    _, steps = halvings_to_rows(kernel, said, 1)
+    assert [step for each in steps.values() for step in each.tolist()] == halved
+    assert has_rows(kernel, said).tolist() == [heads == 64]
 
 
 def test_no_size_is_halved_into_another_kernel():
     kernel = MlaDecode(kv_len=64, num_heads=np.array([32, 256, 4]))
-    rows, steps = halvings_to_rows(kernel, "num_heads", built({1, 16, 128}, {16, 128}), 3)
-    assert (rows.tolist(), steps.tolist()) == ([2], [2])
+    rows, steps = halvings_to_rows(kernel, built({1, 16, 128}, {16, 128}), 3)
+    assert (rows.tolist(), steps["num_heads"].tolist()) == ([2], [2])
+
+
+def experts(**given: Any) -> Moe:
+    return Moe(num_tokens=64, hidden_size=2048, inter_size=768, **given)
+
+
+def test_experts_and_those_of_a_token_are_halved_together():
+    said = Built(frozenset({(64, 6), (128, 8), (256, 8)}), frozenset())
+    kernel = experts(num_experts=np.array([256, 512, 128]), topk=np.array([16, 16, 12]))
+    rows, steps = halvings_to_rows(kernel, said, 3)
+    # 16 of 256 are 8 of 256 or of 128; 16 of 512 are those with experts halved once more; 12 of 128 are 6 of 64.
+    assert list(zip(rows.tolist(), *(steps[name].tolist() for name in ("num_experts", "topk")), strict=True)) == [
+        (0, 0, 1), (0, 1, 1), (1, 1, 1), (1, 2, 1), (2, 1, 1),
+    ]  # fmt: skip
+    assert has_rows(experts(num_experts=128, topk=np.array([8, 6])), said).tolist() == [True, False]
+
+
+def test_experts_are_halved_while_every_rank_has_as_many_and_their_load_is_even():
+    said = Built(frozenset({(64, 8)}), frozenset())
+    kernel = experts(num_experts=256, topk=8, ep=np.array([1, 64, 128]))
+    assert halvings_to_rows(kernel, said, 3)[0].tolist() == [0, 1]
+    assert not len(halvings_to_rows(experts(num_experts=256, topk=8, distribution="power_law_1.2"), said, 1)[0])
 
 
 def test_physics_is_asked_as_far_as_what_was_learned_could_make_up_for():

@@ -278,7 +278,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 def test_what_rows_say_of_heads_is_read_back_and_found_by_name(tmp_path: Path) -> None:
     key = "l40s sglang 16-bit None 16-bit"
-    said = {"num_heads": {key: Built(frozenset({64, 128}), frozenset({64}))}}
+    said = {"num_heads": {key: Built(frozenset({(64,), (128,)}), frozenset({64}))}}
     one = read(write(by_hand(built=said, lowest={key: -0.4, "a100-sxm-80gb sglang 16-bit None 16-bit": -0.7}), tmp_path))
     names = {"dtype": "bf16", "identity": "None", "engine": "sglang", "kv_dtype": "None"}
     of_its_own = one.of_slice(names, hardware.gpu("l40s"))

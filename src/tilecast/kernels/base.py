@@ -40,11 +40,15 @@ class Kernel(Protocol):
 class Built:
     """What rows of a kernel say of sizes that libraries build kernels for, such as the width of a head."""
 
-    known: frozenset[int]  # that rows have; empty where queries share KV heads, of which there may be any number
+    known: frozenset[tuple[int, ...]]  # that rows have, of what a family is `known_by`
     changes: frozenset[int]  # from which on, doubled, another kernel runs
 
-    def as_lists(self) -> list[list[int]]:
-        return [sorted(self.known), sorted(self.changes)]
+    def as_lists(self) -> list[list[Any]]:
+        return [sorted(map(list, self.known)), sorted(self.changes)]
+
+    @staticmethod
+    def of_lists(known: list[list[int]], changes: list[int]) -> "Built":
+        return Built(frozenset(map(tuple, known)), frozenset(changes))
 
 
 def built_for(name: str, size: Callable[[str], Any], record: Any) -> Any:

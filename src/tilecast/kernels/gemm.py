@@ -62,7 +62,6 @@ class Gemm:
 
     family: ClassVar[str] = "gemm"
     doublings: ClassVar[Doublings] = (("m",), ("n",), ("k",), ("batch",))
-    one_alone: ClassVar[str] = "batch"  # one product is another kernel than a batch of two
     guessed_from: ClassVar[int] = 1
     doubles_flop: ClassVar[bool] = True  # every size does
     physics_grows: ClassVar[bool] = True  # with every one, so that the law holds where nothing is learned
@@ -138,6 +137,10 @@ class Gemm:
     def guessed(self) -> str | None:
         """Few GPUs have rows of batches. TensorRT-LLM's fp8 ones are another call than one product, which looks for its scale first."""
         return None if self.finds_scales else "batch"
+
+    def may_double(self, name: str) -> Any:
+        """Which launches are the same kernel when this doubles alone: one product is another than a batch of two."""
+        return np.ravel(self.batch) > 1 if name == "batch" else np.ones(1, bool)
 
     @property
     def finds_scales(self) -> bool:

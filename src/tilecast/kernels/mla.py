@@ -101,6 +101,7 @@ class MlaDecode(_Mla):
     family: ClassVar[str] = "mla_decode"
     doublings: ClassVar[Doublings] = (("kv_len",), ("batch",), ("num_heads",))
     built_for: ClassVar[tuple[str, ...]] = ("num_heads",)  # all of them are rows of one tile
+    known_by: ClassVar[tuple[str, ...]] = ("num_heads",)
     guessed: ClassVar[str] = "q_len"  # several new tokens were never measured
     guessed_from: ClassVar[int] = 1
     doubles_flop: ClassVar[bool] = True  # every size does

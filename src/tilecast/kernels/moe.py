@@ -57,9 +57,9 @@ class Moe:
     """
 
     family: ClassVar[str] = "moe"
-    doublings: ClassVar[Doublings] = (("num_tokens",), ("hidden_size",), ("inter_size",))
-    doubles_flop: ClassVar[bool] = True  # every one of these does
-    physics_grows: ClassVar[bool] = True  # with every one, so that the law holds where nothing is learned
+    doublings: ClassVar[Doublings] = (("num_tokens",), ("hidden_size",), ("inter_size",), ("topk",), ("num_experts",))
+    known_by: ClassVar[tuple[str, ...]] = ("num_experts", "topk")  # rows have those of some models: all others are guesses
+    doubles_flop: ClassVar[bool] = True  # every one of these does, but for the number of experts
 
     num_tokens: Any
     hidden_size: Any
@@ -90,6 +90,10 @@ class Moe:
         """Whether its tokens are dealt out by a law, for any number of them, and not named expert by expert."""
         texts = [self.distribution] if isinstance(self.distribution, str) else self.distribution
         return not any(str(text).lstrip().startswith(("[", "{")) for text in texts)
+
+    def may_double(self, name: str) -> Any:
+        """Which launches have as much work at least when this doubles alone: a power law deals tokens out anew to more experts."""
+        return np.ravel(self.distribution) == "balanced" if name == "num_experts" else np.ones(1, bool)
 
     def newest_identity(self, gpu: GpuSpec) -> str | None:
         """What the newest SGLang would run; data-centre Blackwell has kernels without a name of their own."""

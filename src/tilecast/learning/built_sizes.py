@@ -1,18 +1,19 @@
 """Where libraries change kernels (extra `train`): doublings of what kernels are built for at which measured launches get faster.
 
 Twice the query heads of a KV head, or a head twice as wide, may be another kernel, and then a larger launch may be faster, by a little or
-by a factor. Rows say for each kernel on each GPU where: the law of doubling ends there and holds everywhere else. They also say which of
-these sizes were measured at all: the others are guesses.
+by a factor. Rows say for each kernel on each GPU where: the law of doubling ends there and holds everywhere else. They also say which
+widths, and which numbers of experts and of those a token has, were measured at all: the others are guesses.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from tilecast.datasets.schema import SHAPES
-from tilecast.kernels.base import KEPT, SHARED, Built, built_for
+from tilecast.kernels.base import KEPT, Built, built_for
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.correction import slice_key
 from tilecast.learning.examples import IDENTITY
@@ -25,23 +26,38 @@ Pairs = NDArray[np.int64]  # (P, 2): places of the smaller and of the larger lau
 
 
 def built_sizes(rows: pl.DataFrame, family: str) -> dict[str, dict[str, Built]]:
-    """What doubles alone -> `slice_key` -> what its rows say of it."""
+    """What doubles alone -> `slice_key` -> what its rows say of it; the sizes that a family is known by stand with the first of them."""
     record = kernel_record(family)
-    names = getattr(record, "built_for", ())
-    if not names:
+    built, known_by = (tuple(getattr(record, name, ())) for name in ("built_for", "known_by"))
+    if not built + known_by:
         return {}
     key = [*IDENTITY, *SHAPES[family]]
     launches = rows.group_by(key, maintain_order=True).agg(pl.col("latency_s").median())
-    return {name: _of(launches, key, name, record) for name in names}
+    slices = _slices(launches)
+    changes = {name: _changes(launches, key, name, record) for name in built}
+    known = {known_by[0]: _known(launches, known_by)} if known_by else {}
+    nothing: dict[str, frozenset[Any]] = {}
+    return {
+        name: {
+            each: Built(known.get(name, nothing).get(each, frozenset()), changes.get(name, nothing).get(each, frozenset()))
+            for each in sorted(set(slices))
+        }
+        for name in dict.fromkeys(built + known_by[:1])
+    }
 
 
-def _of(launches: pl.DataFrame, key: Sequence[str], name: str, record: type) -> dict[str, Built]:
+def _changes(launches: pl.DataFrame, key: Sequence[str], name: str, record: type) -> dict[str, frozenset[int]]:
+    """Slice -> from which sizes on another kernel runs."""
     pairs = pl.concat([_lowered(launches, doubled_pairs(launches, key, (name,), times), name, record, times) for times in FARTHEST])
     nearest = pairs.filter(pl.col("times") == pl.col("times").min().over("key", "at"))
-    changes = _lists(nearest.group_by("key", "at").agg(pl.col("lowered").mean()).filter(pl.col("lowered") > MOST_LOWERED))
-    known = _lists(_at(launches, name, record))
-    is_shared = name in SHARED and "num_kv_heads" in launches.columns
-    return {key: Built(frozenset() if is_shared else sizes, changes.get(key, frozenset())) for key, sizes in known.items()}
+    steps = nearest.group_by("key", "at").agg(pl.col("lowered").mean()).filter(pl.col("lowered") > MOST_LOWERED).drop_nulls()
+    return {each: frozenset(at) for each, at in steps.group_by("key").agg("at").iter_rows()}
+
+
+def _known(launches: pl.DataFrame, known_by: Sequence[str]) -> dict[str, frozenset[tuple[int, ...]]]:
+    """Slice -> which of these sizes its rows have together."""
+    sizes = launches.select(known_by).with_columns(pl.Series("key", _slices(launches), pl.String)).drop_nulls().unique()
+    return {str(each): frozenset(part.select(known_by).iter_rows()) for (each,), part in sizes.group_by("key")}
 
 
 def _lowered(launches: pl.DataFrame, pairs: Pairs, name: str, record: type, times: int) -> pl.DataFrame:
@@ -53,17 +69,17 @@ def _lowered(launches: pl.DataFrame, pairs: Pairs, name: str, record: type, time
 
 def _at(launches: pl.DataFrame, name: str, record: type) -> pl.DataFrame:
     """The slice and the size that kernels are built for, of each launch."""
-    names = (
-        launches.select("gpu", *NAMES).cast(pl.String).with_columns(pl.col("engine").fill_null(""), pl.exclude("engine").fill_null("None"))
-    )
-    keys = {row: slice_key(row[0], dict(zip(NAMES, row[1:], strict=True))) for row in names.unique().iter_rows()}
     at = built_for(name, lambda size: launches[size], record)
-    return pl.DataFrame({"key": [keys[row] for row in names.iter_rows()], "at": at}, {"key": pl.String, "at": pl.Int64})
+    return pl.DataFrame({"key": _slices(launches), "at": at}, {"key": pl.String, "at": pl.Int64})
 
 
-def _lists(found: pl.DataFrame) -> dict[str, frozenset[int]]:
-    lists = found.drop_nulls().group_by("key").agg(pl.col("at").unique()).sort("key")
-    return {key: frozenset(at) for key, at in lists.iter_rows()}
+def _slices(launches: pl.DataFrame) -> list[str]:
+    """The slice of each launch."""
+    said = [name for name in NAMES if name in launches.columns]
+    names = launches.select("gpu", pl.col(said).cast(pl.String))
+    names = names.with_columns(pl.col("engine").fill_null(""), pl.exclude("gpu", "engine").fill_null("None"))
+    keys = {row: slice_key(row[0], dict(zip(said, row[1:], strict=True))) for row in names.unique().iter_rows()}
+    return [keys[row] for row in names.iter_rows()]
 
 
 def doubled_pairs(launches: pl.DataFrame, key: Sequence[str], names: Sequence[str], times: int = 1) -> Pairs:

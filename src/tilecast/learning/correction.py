@@ -356,7 +356,7 @@ def read(path: Path) -> Correction:
             as_timed=bool(index.get("as_timed", False)),
             warm=frozenset(index.get("warm", ())),
             lowest=index["lowest"],
-            built={name: {key: Built(*map(frozenset, found)) for key, found in slices.items()} for name, slices in index["built"].items()},
+            built={name: {key: Built.of_lists(*found) for key, found in slices.items()} for name, slices in index["built"].items()},
             measured=index["measured"],
             shared=Trees(*(arrays[f"shared.{part}"] for part in TREES["shared"])),
             local=Grove(**{part: arrays[f"local.{part}"] for part in TREES["local"]}, where=index["local"]),

@@ -1,9 +1,11 @@
-"""What libraries build kernels for, query heads of a KV head and the width of a head: which widths rows of a kernel have, and from which
-size on, doubled, another kernel runs (`learning/built_sizes.py`).
+"""What rows of a kernel say of the sizes that libraries build kernels for: from which numbers of query heads of a KV head and widths of
+heads on, doubled, another kernel runs; which widths, and which numbers of experts and of those a token has, were measured at all
+(`learning/built_sizes.py`).
 
 Legend: L launches, S numbers of doublings from 0 on, P launches asked about.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from tilecast.predictors.scaled import Integers, size_of
 
 KV_HEADS = "num_kv_heads"  # of the same query heads: with more of them each has fewer
 MOST_HALVED = 5  # times: further away rows say nothing of a launch
+MANY = 2**20  # more than the experts of any layer, or than a token has
 
 Flags = NDArray[np.bool_]
 
@@ -27,22 +30,46 @@ def same_kernel(kernel: Any, name: str, built: Built | None, steps: Integers) ->
     return np.asarray(np.roll(~np.logical_or.accumulate(ends, axis=1), 1, axis=1) | (steps == 0))
 
 
-def has_rows(kernel: Any, name: str, built: Built) -> Flags:
-    """Which launches (L,) have a size that rows have."""
-    return _are_among(size_of(kernel, name), built.known)
+def has_rows(kernel: Any, built: Built) -> Flags:
+    """Which launches (L,) have sizes that rows have."""
+    return _are_known([size_of(kernel, name) for name in kernel.known_by], built)
 
 
-def halvings_to_rows(kernel: Any, name: str, built: Built, num_launches: int) -> tuple[Integers, Integers]:
-    """Launches (P,) of a size that no row has, and after how many halvings (P,) rows of the same kernel have it."""
-    steps, size = np.arange(MOST_HALVED + 1), size_of(kernel, name)[:, None]
-    if has_rows(kernel, name, built).all():
-        return steps[:0], steps[:0]
-    smaller = size >> steps
-    ends = (size % (1 << steps) > 0) | (_are_among(smaller, built.changes) & (steps > 0))
-    found = _are_among(smaller, built.known) & ~np.logical_or.accumulate(ends, axis=1)
-    halved = np.broadcast_to(found.argmax(axis=1), num_launches)
-    rows = np.flatnonzero(halved)
-    return rows, halved[rows]
+def halvings_to_rows(kernel: Any, built: Built, num_launches: int) -> tuple[Integers, dict[str, Integers]]:
+    """Launches (P,) of sizes that no row has, and after how many halvings of each (P,) rows of the same kernel have them: in all ways."""
+    names, is_row = kernel.known_by, has_rows(kernel, built)
+    if is_row.all():
+        return np.zeros(0, np.int64), {}
+    sizes = {name: size_of(kernel, name)[:, None] for name in names}
+    steps = dict(zip(names, np.indices((MOST_HALVED + 1,) * len(names)).reshape(len(names), -1), strict=True))
+    may = ~is_row[:, None]
+    for name, size in sizes.items():
+        may = may & _same_when_halved(kernel, name, size, built)[:, steps[name]]
+    found = may & _are_known([size >> steps[name] for name, size in sizes.items()], built)
+    rows, way = np.nonzero(np.broadcast_to(found, (num_launches, found.shape[1])))
+    return rows, {name: steps[name][way] for name in names}
+
+
+def _same_when_halved(kernel: Any, name: str, size: Integers, built: Built) -> Flags:
+    """Whether it is still the same kernel (L, S), in whole numbers, after so many halvings of one size alone."""
+    step = np.arange(MOST_HALVED + 1)
+    ends = (size % (np.ravel(parts_of(kernel, name))[:, None] << step) > 0) | (_are_among(size >> step, built.changes) & (step > 0))
+    if hasattr(kernel, "may_double"):
+        ends |= ~kernel.may_double(name)[:, None] & (step > 0)
+    return np.asarray(~np.logical_or.accumulate(ends, axis=1))
+
+
+def parts_of(kernel: Any, name: str) -> Any:
+    """Among how many ranks a size is divided."""
+    return kernel.ep if name == "num_experts" else 1
+
+
+def _are_known(sizes: Sequence[Integers], built: Built) -> Flags:
+    """Which of these sizes, of several each, rows have."""
+    code, known = sizes[0], [size for size, *_ in built.known]
+    for place, size in enumerate(sizes[1:], 1):
+        code, known = code * MANY + size, [so_far * MANY + some[place] for so_far, some in zip(known, built.known, strict=True)]
+    return _are_among(code, frozenset(known))
 
 
 def _are_among(sizes: Integers, some: frozenset[int]) -> Flags:

@@ -3,15 +3,14 @@
 Whoever has a kernel for twice the work can pad half of it, so a median is lowered to what its doublings allow. What is learned follows
 measurements, which do not keep the law: libraries change kernels with the size (decision 0010). The least median over all doublings keeps
 it; physics says which of them could matter. Where only a launch's smallest size was ever measured, keys without a prefix say, it is the
-guess about more of them that gives way: it is raised to what the measured ones leave. So it is with numbers and widths of heads that no
-row of this kernel has. Where its rows show that a library runs another kernel from some number or width on, the law ends (`Asked.built`).
+guess about more of them that gives way: it is raised to what the measured ones leave. So it is with numbers and widths of heads, with
+numbers of experts and of those a token has, that no row of this kernel has. Where its rows show that a library runs another kernel from
+some number or width of heads on, the law ends (`Asked.built`).
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import combinations_with_replacement
 from typing import Any
 
 import numpy as np
@@ -23,15 +22,18 @@ from tilecast.predictors.built import KV_HEADS, Flags, halvings_to_rows, has_row
 from tilecast.predictors.scaled import Integers, scaled, size_of, taken
 
 LOG_KEPT = -math.log(KEPT)
-MOST_DOUBLINGS, MOST_OF_MANY, MANY = 10, 7, 4  # of all sizes together, and where so many of them could double
+MOST_DOUBLINGS, MOST_OF_MANY, MANY = 10, 8, 4  # of all sizes together, and where so many of them could double
 LARGEST_FALL = 1.5  # log: where physics grows by more, nothing learned makes up for it
-MARGIN = 0.5  # log: what physics grows by along several sizes is less than the sum, where KV is split by rule
+MARGIN = 0.8  # log: what physics grows by along several sizes is less than the sum, where KV is split by rule
 AT_ONCE, IN_TURN = ((1, MOST_DOUBLINGS),), ((1, 1), (2, MOST_DOUBLINGS))  # the first and last doubling that physics is asked for together
-MOST_BUILT = 4  # doublings of what kernels are built for, to look no further
-CHUNK, FEW = 4096, 64  # launches asked for at once, and few enough that asking twice costs more than asking for too many
-WITHIN = {"q_len": "kv_len"}  # a size that grows alone stays within another one
-SAME_FLOP = (KV_HEADS,)  # doubled
+MOST_BUILT = 4  # doublings of what kernels are built for, and of what few rows differ in, to look no further
+ROWS, CHUNK = 1024, 4096  # launches whose doublings are looked at together, and doublings asked for at once, so that memory lasts
+FEW = 64  # launches, few enough that asking twice costs more than asking for too many
+WITHIN = {"q_len": "kv_len", "topk": "num_experts"}  # a size that grows alone stays within another one
+SAME_FLOP = ((KV_HEADS,), ("num_experts",))  # doubled
 STEPS = np.arange(MOST_DOUBLINGS + 1)
+MOST_EXPERTS = 2048  # twice as many as any layer has
+MOST = {"num_experts": MOST_EXPERTS >> STEPS}
 
 NONE: Integers = np.zeros(0, np.int64)
 
@@ -62,85 +64,87 @@ def lawful(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbe
     """
     if not getattr(kernel, "doublings", ()) or not getattr(kernel, "has_sizes", True):
         return median_s
-    name = getattr(kernel, "guessed", None) or ""
-    return _above(kernel, name, *_halvings(kernel, np.size(median_s)), _kept(kernel, found, median_s, asked), asked, _kept)
+    return _above(kernel, *_halvings(kernel, np.size(median_s)), _kept(kernel, found, median_s, asked), asked, _kept)
 
 
 def _kept(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbers:
     """Each median as its doublings leave it or, with heads of a width that no row has, as narrower ones ask that rows have."""
-    lowest_s, name = _lowered(kernel, found, median_s, asked), _width(kernel, asked)
-    if name is None:
+    lowest_s, known = _lowered(kernel, found, median_s, asked), _known(kernel, asked)
+    if known is None:
         return lowest_s
-    return _above(kernel, name, *halvings_to_rows(kernel, name, asked.built[name], np.size(median_s)), lowest_s, asked, _lowered)
+    return _above(kernel, *halvings_to_rows(kernel, known, np.size(median_s)), lowest_s, asked, _lowered)
 
 
-def _width(kernel: Any, asked: Asked) -> str | None:
-    """The size of which it is known which ones rows have."""
-    return next((name for name in getattr(kernel, "built_for", ()) if name in asked.built and asked.built[name].known), None)
+def _known(kernel: Any, asked: Asked) -> Built | None:
+    """What rows have of the sizes that this family is known by."""
+    found = asked.built.get(getattr(kernel, "known_by", ("",))[0])
+    return found if found is not None and found.known else None
 
 
 def _lowered(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Numbers:
     """Each median, or less where a launch with something doubled is that much faster."""
     is_lone = not isinstance(median_s, np.ndarray)
     is_open = KEPT * median_s > 2.0 * found.flop_s if kernel.doubles_flop else median_s > 0.0  # else nothing of twice the FLOP is as fast
-    if SAME_FLOP not in kernel.doublings and not (is_open if is_lone else np.any(is_open)):
+    same_flop = [names in SAME_FLOP for names in kernel.doublings]
+    if not any(same_flop) and not (is_open if is_lone else np.any(is_open)):
         return median_s
     every_s = np.atleast_1d(median_s)
     most = np.full(len(every_s), MOST_DOUBLINGS, np.float64)
     if kernel.doubles_flop:
         most = np.minimum(most, np.log(every_s / found.flop_s) / math.log(2.0 / KEPT))
-    is_held = np.broadcast_to(is_open, every_s.shape)[:, None] | [names == SAME_FLOP for names in kernel.doublings]
+    is_held = np.broadcast_to(is_open, every_s.shape)[:, None] | same_flop
     ways = _ways(kernel, is_held, asked.built)
-    rows = np.flatnonzero(ways.any(axis=(1, 2)))
-    if not len(rows):
-        return median_s
-    kept_s = _least(kernel, rows, most[rows], ways[rows], np.atleast_1d(found.analytic_s), every_s, asked)
+    rows, kept_s = np.flatnonzero(ways.any(axis=(1, 2))), every_s
+    for part in np.split(rows, range(ROWS, len(rows), ROWS)):
+        if len(part):
+            least_s = _least(kernel, part, most[part], ways[part], np.atleast_1d(found.analytic_s), every_s, asked)
+            kept_s = np.minimum(kept_s, least_s)
     return kept_s.item() if is_lone else kept_s
 
 
-def _above(kernel: Any, name: str, rows: Integers, steps: Integers, median_s: Numbers, asked: Asked, kept: Kept) -> Numbers:
-    """Each median, or more where one of these launches (P,), with a size halved so often (P,), is that much slower.
+def _above(kernel: Any, rows: Integers, halved: Mapping[str, Integers], median_s: Numbers, asked: Asked, kept: Kept) -> Numbers:
+    """Each median, or more where one of these launches (P,), with sizes halved so often (P,), is that much slower.
 
     What is `kept` of that one keeps the law in all other sizes, so the most of several does."""
     if not len(rows):
         return median_s
-    every_s = np.atleast_1d(median_s)
-    smaller_s = np.atleast_1d(asked.median_s(scaled(kernel, rows, {name: -steps})))  # or less
+    every_s, steps = np.atleast_1d(median_s), np.asarray(sum(halved.values()))
+    smaller_s = np.atleast_1d(asked.median_s(scaled(kernel, rows, {name: -each for name, each in halved.items()})))  # or less
     is_slower = KEPT**steps * smaller_s > every_s[rows]
     if not is_slower.any():
         return median_s
-    rows, steps = rows[is_slower], steps[is_slower]
-    smaller, highest_s = scaled(kernel, rows, {name: -steps}), every_s.copy()
+    rows, steps, halved = rows[is_slower], steps[is_slower], {name: each[is_slower] for name, each in halved.items()}
+    smaller, highest_s = scaled(kernel, rows, {name: -each for name, each in halved.items()}), every_s.copy()
     np.maximum.at(highest_s, rows, KEPT**steps * kept(smaller, asked.physics(smaller), smaller_s[is_slower], asked))
     return highest_s if isinstance(median_s, np.ndarray) else highest_s.item()
 
 
-def _halvings(kernel: Any, num_launches: int) -> tuple[Integers, Integers]:
+def _halvings(kernel: Any, num_launches: int) -> tuple[Integers, dict[str, Integers]]:
     """Which launches (P,) are asked about after how many halvings (P,) of the guessed size: while it is even and no less than what was
     measured. Where it is held among guesses already, what was measured is enough."""
     name = getattr(kernel, "guessed", None)
     given = getattr(kernel, name) if name else None
     if not name or given is None or (isinstance(given, int) and given % 2):  # nothing is guessed, or it is the least already
-        return NONE, NONE
+        return NONE, {}
     size, least = size_of(kernel, name), np.ravel(kernel.guessed_from).astype(np.int64)
     every = np.log2(np.minimum(size & -size, np.maximum(1, size // least))).astype(np.int64)
     most = np.broadcast_to(every, num_launches)
     if (name,) in kernel.doublings:
         rows = np.flatnonzero((most > 0) & (size >> every == least))
-        return rows, most[rows]
+        return rows, {name: most[rows]}
     rows, steps = np.nonzero(most[:, None] > np.arange(every.max()))
-    return rows, steps + 1
+    return rows, {name: steps + 1}
 
 
 def _ways(kernel: Any, is_held: Flags, built: Mapping[str, Built]) -> Flags:
-    """By how many doublings launches that are held in some ways (L, A) are held (L, A, S): while sizes can double, but one alone where many
-    are another kernel, and no further than to where rows show that another one runs."""
+    """By how many doublings launches that are held in some ways (L, A) are held (L, A, S): while sizes can double, unless that alone is
+    another kernel, and no further than to where rows show that another one runs."""
     may = np.repeat(is_held[:, :, None], len(STEPS), axis=2) & (STEPS > 0)
     for axis, names in enumerate(kernel.doublings):
         for name in names:
-            may[:, axis] &= size_of(kernel, name)[:, None] <= LARGEST >> MOST_DOUBLINGS
-        if names == (getattr(kernel, "one_alone", None),):
-            may[:, axis] &= size_of(kernel, names[0])[:, None] > 1
+            may[:, axis] &= size_of(kernel, name)[:, None] <= MOST.get(name, LARGEST >> MOST_DOUBLINGS)
+        if hasattr(kernel, "may_double") and len(names) == 1:
+            may[:, axis] &= kernel.may_double(names[0])[:, None]
         if _is_built(kernel, names):
             may[:, axis] &= same_kernel(kernel, names[0], built.get(names[0]), STEPS)
     return may
@@ -151,13 +155,18 @@ def _is_built(kernel: Any, names: Sequence[str]) -> bool:
     return len(names) == 1 and names[0] in getattr(kernel, "built_for", ())
 
 
+def _is_few(kernel: Any, names: Sequence[str]) -> bool:
+    """Whether what doubles is one of those, or of the sizes that a family is known by."""
+    return _is_built(kernel, names) or (len(names) == 1 and names[0] in getattr(kernel, "known_by", ()))
+
+
 def _least(kernel: Any, rows: Integers, most: Floats, may: Flags, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
     """The least of each median and what its doublings leave: of these rows, whose FLOP may be doubled `most` times."""
     which, powers = _faster(kernel, rows, most, may, analytic_s, median_s, asked)
-    width = _width(kernel, asked)
-    if width is not None and len(which):  # of guesses and rows it is the guesses that give way
-        is_row = np.broadcast_to(has_rows(kernel, width, asked.built[width]), len(median_s))
-        may_ask = has_rows(_doubled(kernel, which, powers), width, asked.built[width]) | ~is_row[which]
+    known = _known(kernel, asked)
+    if known is not None and len(which):  # of guesses and rows it is the guesses that give way
+        is_row = np.broadcast_to(has_rows(kernel, known), len(median_s))
+        may_ask = has_rows(_doubled(kernel, which, powers), known) | ~is_row[which]
         which, powers = which[may_ask], powers[may_ask]
     if not len(which):
         return median_s
@@ -187,33 +196,32 @@ def _faster(
     """Which launches (P,) may be slower than the law allows for which of their doublings (P, A): for several sizes doubled, as far as what
     physics grows by with each of them adds up."""
     growth = _growth(kernel, rows, most, may, analytic_s, median_s, asked)
-    doubles_flop = np.array([names != SAME_FLOP for names in kernel.doublings])
-    is_built = np.array([_is_built(kernel, names) for names in kernel.doublings])
     lost = asked.most_lost(median_s[rows], analytic_s[rows])
-    can_double = np.isfinite(growth[:, :, 1])
-    num_axes = (can_double & ~is_built).sum(axis=1)
-    found = [(NONE, np.zeros((0, len(kernel.doublings)), np.int64))]
-    for is_asked, together in ((num_axes >= MANY, MOST_OF_MANY), (can_double.any(axis=1) & (num_axes < MANY), MOST_DOUBLINGS)):
-        if is_asked.any():
-            axes = np.flatnonzero(can_double[is_asked].any(axis=0))
-            every = _powers(len(axes), together)
-            built = every[:, is_built[axes]]
-            every = every[(built.sum(axis=1) <= MOST_BUILT) & ((built > 0).sum(axis=1) <= 1)]
-            grown = [growth[is_asked, axis][:, power] for axis, power in zip(axes, every.T, strict=True)]
-            total = LOG_KEPT * every.sum(axis=1) + sum(grown)
-            num_flop = every[:, doubles_flop[axes]].sum(axis=1)
-            place, which = np.nonzero((total < lost[is_asked, None]) & (num_flop <= np.maximum(most[is_asked, None], 0.0)))
-            powers = np.zeros((len(which), len(kernel.doublings)), np.int64)
-            powers[:, axes] = every[which]
-            fits = _fits(kernel, rows[is_asked][place], powers)
-            found.append((rows[is_asked][place][fits], powers[fits]))
-    which, powers = (np.concatenate(part) for part in zip(*found, strict=True))
-    return which, powers
+    of_work = np.isfinite(growth[:, ~np.array([_is_few(kernel, names) for names in kernel.doublings]), 1])
+    most_of = np.where(of_work.sum(axis=1) >= MANY, MOST_OF_MANY, MOST_DOUBLINGS)
+    place, total = np.arange(len(rows)), np.zeros(len(rows))
+    powers = np.zeros((len(rows), len(kernel.doublings)), np.int64)
+    num_flop, num_built = np.zeros((2, len(rows)), np.int64)
+    for axis, names in enumerate(kernel.doublings):  # each of these ways so far, with one more size doubled or not
+        grown = total[:, None] + growth[place, axis] + LOG_KEPT * STEPS
+        may_grow = (grown < lost[place, None]) & (powers.sum(axis=1)[:, None] + STEPS <= most_of[place, None])
+        if names not in SAME_FLOP:
+            may_grow &= num_flop[:, None] + STEPS <= most[place, None]
+        if _is_built(kernel, names):
+            may_grow &= (num_built == 0)[:, None] & (STEPS <= MOST_BUILT)
+        may_grow[:, 0] = True
+        way, step = np.nonzero(may_grow)
+        place, total, powers = place[way], grown[way, step], powers[way]
+        powers[:, axis] = step
+        num_flop, num_built = num_flop[way] + step * (names not in SAME_FLOP), num_built[way] + step * _is_built(kernel, names)
+    found = np.flatnonzero(powers.any(axis=1))
+    found = found[_fits(kernel, rows[place[found]], powers[found])]
+    return rows[place[found]], powers[found]
 
 
 def _growth(kernel: Any, rows: Integers, most: Floats, may: Flags, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
     """What physics grows by, in log, with each size doubled so many times; inf from where no such launch is faster than the law allows."""
-    by_flop = np.where([names == SAME_FLOP for names in kernel.doublings], np.inf, most[:, None])
+    by_flop = np.where([names in SAME_FLOP for names in kernel.doublings], np.inf, most[:, None])
     may = may & (by_flop[:, :, None] >= STEPS)
     growth = np.full(may.shape, np.inf)
     growth[:, :, 0] = 0.0
@@ -249,13 +257,6 @@ def _grown(kernel: Any, name: str, rows: Integers, powers: Integers) -> tuple[In
     power = powers[:, [name in names for names in kernel.doublings]].sum(axis=1)
     every = size_of(kernel, name)
     return (every if len(every) == 1 else every[rows]) << power, power
-
-
-@cache
-def _powers(num_axes: int, most: int) -> Integers:
-    """All ways to double along the axes, up to so often together."""
-    every = [steps for count in range(1, most + 1) for steps in combinations_with_replacement(range(num_axes), count)]
-    return np.array([[steps.count(axis) for axis in range(num_axes)] for steps in every])
 
 
 def _doubled(kernel: Any, rows: Integers, powers: Integers) -> Any:
