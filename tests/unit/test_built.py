@@ -72,7 +72,7 @@ def test_rows_say_which_experts_and_how_many_of_a_token_were_measured_together()
     rows = pl.DataFrame({"num_experts": [128, 128, 64], "topk": [8, 8, 6], "latency_s": [1e-4, 1.1e-4, 9e-5]})
     rows = rows.with_columns(pl.lit(value).alias(name) for name, value in (sizes | names | unset).items())
     (key, said), *others = built_sizes(rows, "moe")["num_experts"].items()
-    assert (key.split()[:2], said, others) == (["l40s", "sglang"], Built(frozenset({(128, 8), (64, 6)}), frozenset()), [])
+    assert (key.split()[:2], said, others) == (["l40s", "sglang"], models((128, 8), (64, 6)), [])
 
 
 def test_pairs_lie_as_many_doublings_apart_as_asked():
@@ -112,25 +112,33 @@ def test_no_size_is_halved_into_another_kernel():
 
 
 def experts(**given: Any) -> Moe:
-    return Moe(num_tokens=64, hidden_size=2048, inter_size=768, **given)
+    return Moe(**{"num_tokens": 64, "hidden_size": 2048, "inter_size": 768, **given})
 
 
-def test_experts_and_those_of_a_token_are_halved_together():
-    said = Built(frozenset({(64, 6), (128, 8), (256, 8)}), frozenset())
-    kernel = experts(num_experts=np.array([256, 512, 128]), topk=np.array([16, 16, 12]))
+def models(*sizes: tuple[int, int]) -> Built:
+    """Rows of layers of 768 by 2,048 with these numbers of experts, and of those a token has."""
+    return Built(frozenset((*numbers, 2048, 768) for numbers in sizes), frozenset())
+
+
+def test_all_that_models_differ_in_is_halved_together():
+    said = models((64, 6), (128, 8), (256, 8))
+    kernel = experts(num_experts=np.array([256, 512, 128]), topk=np.array([16, 16, 12]), hidden_size=np.array([2048, 4096, 2048]))
     rows, steps = halvings_to_rows(kernel, said, 3)
-    # 16 of 256 are 8 of 256 or of 128; 16 of 512 are those with experts halved once more; 12 of 128 are 6 of 64.
-    assert list(zip(rows.tolist(), *(steps[name].tolist() for name in ("num_experts", "topk")), strict=True)) == [
-        (0, 0, 1), (0, 1, 1), (1, 1, 1), (1, 2, 1), (2, 1, 1),
+    # 16 of 256 are 8 of 256 or of 128; 16 of 512, twice as wide, are those with experts halved once more; 12 of 128 are 6 of 64.
+    assert sorted(zip(rows.tolist(), *(steps[name].tolist() for name in ("num_experts", "topk", "hidden_size")), strict=True)) == [
+        (0, 0, 1, 0), (0, 1, 1, 0), (1, 1, 1, 1), (1, 2, 1, 1), (2, 1, 1, 0),
     ]  # fmt: skip
     assert has_rows(experts(num_experts=128, topk=np.array([8, 6])), said).tolist() == [True, False]
+    assert has_rows(experts(num_experts=128, topk=8, inter_size=np.array([768, 1536])), said).tolist() == [True, False]
 
 
 def test_experts_are_halved_while_every_rank_has_as_many_and_their_load_is_even():
-    said = Built(frozenset({(64, 8)}), frozenset())
+    said = models((64, 8))
     kernel = experts(num_experts=256, topk=8, ep=np.array([1, 64, 128]))
     assert halvings_to_rows(kernel, said, 3)[0].tolist() == [0, 1]
     assert not len(halvings_to_rows(experts(num_experts=256, topk=8, distribution="power_law_1.2"), said, 1)[0])
+    sliced = experts(num_experts=64, topk=8, inter_size=1536, tp=np.array([256, 512]))
+    assert halvings_to_rows(sliced, said, 2)[0].tolist() == [0]
 
 
 def test_physics_is_asked_as_far_as_what_was_learned_could_make_up_for():

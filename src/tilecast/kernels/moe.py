@@ -58,7 +58,7 @@ class Moe:
 
     family: ClassVar[str] = "moe"
     doublings: ClassVar[Doublings] = (("num_tokens",), ("hidden_size",), ("inter_size",), ("topk",), ("num_experts",))
-    known_by: ClassVar[tuple[str, ...]] = ("num_experts", "topk")  # rows have those of some models: all others are guesses
+    known_by: ClassVar[tuple[str, ...]] = ("num_experts", "topk", "hidden_size", "inter_size")  # rows have those of some models
     doubles_flop: ClassVar[bool] = True  # every one of these does, but for the number of experts
 
     num_tokens: Any

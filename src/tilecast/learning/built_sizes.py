@@ -2,7 +2,7 @@
 
 Twice the query heads of a KV head, or a head twice as wide, may be another kernel, and then a larger launch may be faster, by a little or
 by a factor. Rows say for each kernel on each GPU where: the law of doubling ends there and holds everywhere else. They also say which
-widths, and which numbers of experts and of those a token has, were measured at all: the others are guesses.
+widths of heads, and which models' experts, were measured at all: the others are guesses.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from tilecast.learning.examples import IDENTITY
 
 MOST_LOWERED = 0.01  # on average, of the times before a step, if they were held to those behind it: a larger share is another kernel
 FARTHEST = (1, 2, 3)  # doublings between two rows of a pair: the nearest ones there are
-NAMES = ("engine", "dtype", "identity", "kv_dtype")
+NAMES = ("engine", "dtype", "identity", "moe_pass", "kv_dtype")
 
 Pairs = NDArray[np.int64]  # (P, 2): places of the smaller and of the larger launch
 

@@ -1,11 +1,12 @@
 """What rows of a kernel say of the sizes that libraries build kernels for: from which numbers of query heads of a KV head and widths of
-heads on, doubled, another kernel runs; which widths, and which numbers of experts and of those a token has, were measured at all
-(`learning/built_sizes.py`).
+heads on, doubled, another kernel runs; which widths of heads, and which models' experts, were measured at all (`learning/built_sizes.py`).
 
-Legend: L launches, S numbers of doublings from 0 on, P launches asked about.
+Legend: L launches, S numbers of doublings from 0 on, P launches asked about, K launches that rows have, D sizes that they are known by.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from tilecast.predictors.scaled import Integers, size_of
 
 KV_HEADS = "num_kv_heads"  # of the same query heads: with more of them each has fewer
 MOST_HALVED = 5  # times: further away rows say nothing of a launch
-MANY = 2**20  # more than the experts of any layer, or than a token has
 
 Flags = NDArray[np.bool_]
 
@@ -30,46 +30,59 @@ def same_kernel(kernel: Any, name: str, built: Built | None, steps: Integers) ->
     return np.asarray(np.roll(~np.logical_or.accumulate(ends, axis=1), 1, axis=1) | (steps == 0))
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The sizes that rows have together, K of D names, and from each on how often it may double before another kernel runs."""
+
+    sizes: Integers  # (K, D)
+    steps: Integers  # (K, D)
+
+    def are(self, sizes: Sequence[Integers]) -> Flags:
+        """Which launches (L,) have sizes that rows have."""
+        code, codes = np.zeros(1, np.int64), np.zeros(len(self.sizes), np.int64)
+        for own, size in zip(self.sizes.T, sizes, strict=True):
+            values, place = np.unique(own, return_inverse=True)
+            at = np.minimum(np.searchsorted(values, size), len(values) - 1)
+            code = np.where((code < 0) | (values[at] != size), -1, code * len(values) + at)
+            codes = codes * len(values) + place
+        return np.isin(code, codes)
+
+
+@lru_cache(maxsize=1024)
+def _known(built: Built) -> Known:
+    sizes = np.array(sorted(built.known), np.int64)
+    steps = np.arange(MOST_HALVED + 1)
+    ends = np.isin(sizes[:, :, None] << steps, list(built.changes))
+    return Known(sizes, np.where(ends.any(axis=2), ends.argmax(axis=2), MOST_HALVED))
+
+
 def has_rows(kernel: Any, built: Built) -> Flags:
     """Which launches (L,) have sizes that rows have."""
-    return _are_known([size_of(kernel, name) for name in kernel.known_by], built)
+    return _known(built).are([size_of(kernel, name) for name in kernel.known_by])
 
 
 def halvings_to_rows(kernel: Any, built: Built, num_launches: int) -> tuple[Integers, dict[str, Integers]]:
     """Launches (P,) of sizes that no row has, and after how many halvings of each (P,) rows of the same kernel have them: in all ways."""
-    names, is_row = kernel.known_by, has_rows(kernel, built)
+    names, known, is_row = kernel.known_by, _known(built), has_rows(kernel, built)
+    found, steps = ~is_row[:, None], []
     if is_row.all():
         return np.zeros(0, np.int64), {}
-    sizes = {name: size_of(kernel, name)[:, None] for name in names}
-    steps = dict(zip(names, np.indices((MOST_HALVED + 1,) * len(names)).reshape(len(names), -1), strict=True))
-    may = ~is_row[:, None]
-    for name, size in sizes.items():
-        may = may & _same_when_halved(kernel, name, size, built)[:, steps[name]]
-    found = may & _are_known([size >> steps[name] for name, size in sizes.items()], built)
+    for place, name in enumerate(names):
+        own, size = known.sizes[:, place], size_of(kernel, name)[:, None]
+        ratio = size // own
+        step = np.log2(np.maximum(ratio, 1)).astype(np.int64)
+        steps.append(np.broadcast_to(step, (num_launches, len(own))))
+        found = found & (own << step == size) & (step <= known.steps[:, place]) & (own % parts_of(kernel, name) == 0)
+        if hasattr(kernel, "may_double"):
+            found &= (step == 0) | kernel.may_double(name)[:, None]
     rows, way = np.nonzero(np.broadcast_to(found, (num_launches, found.shape[1])))
-    return rows, {name: steps[name][way] for name in names}
+    return rows, {name: step[rows, way] for name, step in zip(names, steps, strict=True)}
 
 
-def _same_when_halved(kernel: Any, name: str, size: Integers, built: Built) -> Flags:
-    """Whether it is still the same kernel (L, S), in whole numbers, after so many halvings of one size alone."""
-    step = np.arange(MOST_HALVED + 1)
-    ends = (size % (np.ravel(parts_of(kernel, name))[:, None] << step) > 0) | (_are_among(size >> step, built.changes) & (step > 0))
-    if hasattr(kernel, "may_double"):
-        ends |= ~kernel.may_double(name)[:, None] & (step > 0)
-    return np.asarray(~np.logical_or.accumulate(ends, axis=1))
-
-
-def parts_of(kernel: Any, name: str) -> Any:
-    """Among how many ranks a size is divided."""
-    return kernel.ep if name == "num_experts" else 1
-
-
-def _are_known(sizes: Sequence[Integers], built: Built) -> Flags:
-    """Which of these sizes, of several each, rows have."""
-    code, known = sizes[0], [size for size, *_ in built.known]
-    for place, size in enumerate(sizes[1:], 1):
-        code, known = code * MANY + size, [so_far * MANY + some[place] for so_far, some in zip(known, built.known, strict=True)]
-    return _are_among(code, frozenset(known))
+def parts_of(kernel: Any, name: str) -> Integers:
+    """Among how many ranks a size is divided (L, 1)."""
+    ranks = {"num_experts": "ep", "inter_size": "tp"}.get(name)
+    return size_of(kernel, ranks)[:, None] if ranks else np.ones((1, 1), np.int64)
 
 
 def _are_among(sizes: Integers, some: frozenset[int]) -> Flags:
