@@ -101,7 +101,7 @@ def test_kv_heads_double_while_queries_share_them():
 def test_a_size_that_no_row_has_is_halved_to_those_that_rows_have(heads: int, halved: list[int]):
     kernel, said = MlaDecode(kv_len=64, num_heads=heads), built({16, 64, 128}, {16})
     _, steps = halvings_to_rows(kernel, said, 1)
-    assert [step for each in steps.values() for step in each.tolist()] == halved
+    assert sorted(step for each in steps.values() for step in each.tolist()) == halved
     assert has_rows(kernel, said).tolist() == [heads == 64]
 
 

@@ -4,8 +4,8 @@ Whoever has a kernel for twice the work can pad half of it, so a median is lower
 measurements, which do not keep the law: libraries change kernels with the size (decision 0010). The least median over all doublings keeps
 it; physics says which of them could matter. Where only a launch's smallest size was ever measured, keys without a prefix say, it is the
 guess about more of them that gives way: it is raised to what the measured ones leave. So it is with numbers and widths of heads, and with
-layers of experts, that no row of this kernel has. Where its rows show that a library runs another kernel from
-some number or width of heads on, the law ends (`Asked.built`).
+layers of experts, that no row of this kernel has. Where its rows show that a library runs another kernel from some number or width of
+heads on, the law ends (`Asked.built`).
 """
 
 import math
