@@ -28,6 +28,7 @@ SOURCES = {
         "attention_loops.ROWS_OF_WARPS",  # mma.sync and wgmma: 16 rows a warp, four warps
         "attention_loops.VECTOR_ELEMENTS",  # 16 bytes
         "attention_loops.THREADS_PER_SM",
+        "attention_loops.REGISTER_BYTES_PER_SM, ACCUMULATOR_BYTES",  # 64 Ki registers; fp32
         "streaming.VECTOR_BYTES",
         "analytic.NARROWEST_WIDTH",  # Volta's and Turing's tensor cores
         "analytic.PORT_BYTES_PER_CLOCK",  # twice attention_loops.BULK_COPY_BYTES_PER_CLOCK: reads and writes

@@ -191,7 +191,7 @@ def fused_tasks(shape: Shape, loop: Loop, gpu: GpuSpec, protocol: Protocol, usin
     moved_bytes = np.where(is_cast | loop.widens, np.maximum(shape.kv_bytes, 2.0), shape.kv_bytes)
     cast_bytes = np.where(is_cast, kv_all * shape.kv_width * (shape.kv_bytes + loop.widening_bytes - 2.0), 0.0)
     key_bytes = (mean_keys * shape.kv_width + masked * loop.tile_kv * shape.qk_dim) * moved_bytes + cast_bytes / num_tasks
-    stop_clocks = np.where(loop.stops_to_widen, key_bytes / loop.copy_bytes_per_clock, 0.0)
+    stop_clocks = np.where(loop.stops_to_copy, key_bytes / loop.copy_bytes_per_clock, 0.0)
     port_share = BULK_COPY_BYTES_PER_CLOCK / np.asarray(loop.copy_bytes_per_clock)  # bytes that the port could have moved meanwhile
     is_split = np.any(parts > 1, axis=-1, keepdims=True)
     later_rounds = ceil_div(num_tasks, gpu.num_sms * loop.resident) - 1.0

@@ -35,6 +35,7 @@ EXTEND_BLOCKS = {  # queries and keys in SGLang's Triton kernel for prefill, for
 }
 ROWS_OF_WARPS = 64.0  # four warps of 16 rows, what mma.sync and wgmma take: Triton's warps repeat each other's work below
 THREADS_PER_SM = {"sm_75": 1024, "sm_86": 1536, "sm_89": 1536, "sm_120": 1536, "sm_121": 1536}  # 2048 elsewhere
+REGISTER_BYTES_PER_SM, ACCUMULATOR_BYTES = 262144.0, 4.0  # of every GPU that Triton runs on here; fp32
 VECTOR_ELEMENTS = 8.0  # 16-bit ones of a thread's widest copy; Triton copies them singly where a stride is no multiple of 16
 
 
@@ -67,7 +68,7 @@ class Loop:
     exposed: Floats | float  # share of the softmax that the tensor cores wait for
     copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
     widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
-    stops_to_widen: Any = False  # widened keys go back to shared memory, where warp groups read them: copies overlap with nothing
+    stops_to_copy: Any = False  # a lone task, or widened keys that go back to shared memory for warp groups: copies overlap with nothing
     masks_skipped: bool = False  # finds out that a tile lies before the window by masking its scores
     resident: Floats | int = 1  # tasks an SM holds
     starts: Floats | float = 1.0  # start and end of a task over those of a common one
@@ -302,9 +303,11 @@ def _trtllm_helpers(of: Setting) -> Any:
 
 
 def _trtllm_prefill(of: Setting) -> Loop:
-    """64 queries per warp; on Hopper two warp groups have 64 each, with long key tiles."""
-    is_old = of.style == "sync"
-    lacks_fp8 = of.is_narrow & ~of.is_quantised & ~np.isin(of.dim, (128.0, 192.0)) if is_old else False
+    """64 queries per warp; on Hopper two warp groups have 64 each, with long key tiles. Before Hopper heads of 128 and 192 alone have fp8
+    kernels: others run at the 16-bit rate, as rows show, the widest in a plainer loop still, and start slowly, after a kernel more."""
+    is_old, using = of.style == "sync", of.using
+    lacks_fp8 = is_old & (of.narrows_queries > 0) & ~np.isin(of.dim, (128.0, 192.0))
+    without_fp8 = of.narrow_gain * np.where(of.dim > 192, using.plain_loop, 1.0)
     return Loop(
         tile_q=np.full_like(of.dim, 64.0 if is_old else 128.0),
         tile_kv=np.full_like(of.dim, 32.0) if is_old else by_dim(of.dim, (64, 256), (128, 128), otherwise=64),
@@ -313,8 +316,9 @@ def _trtllm_prefill(of: Setting) -> Loop:
         resident=2 if is_old else 1,
         most_splits=1.0,
         built_dims=FMHA_DIMS if is_old else POWERS,
-        matrix_factor=of.using.plain_loop * np.where(lacks_fp8, of.narrow_gain, 1.0) if is_old else 1.0,
-        num_helpers=_trtllm_helpers(of) + of.narrows_queries,
+        matrix_factor=using.plain_loop * np.where(lacks_fp8, without_fp8, 1.0) if is_old else 1.0,
+        starts=np.where(lacks_fp8, using.slow_start, 1.0),
+        num_helpers=_trtllm_helpers(of) + (lacks_fp8 if is_old else of.narrows_queries),
         copied_queries=of.has_cache * (of.engine == "trtllm"),
         **of.native,
     )
@@ -394,6 +398,8 @@ def _triton(of: Setting) -> Loop:
         tile_q = np.where(decodes, 16.0, np.where(is_encoder, side, extend_q))
         tile_kv = np.where(decodes, by_dim(of.dim, (256, 64), otherwise=32), np.where(is_encoder, side, extend_kv))
     masks = not of.decode and of.engine != "vllm"
+    accumulators = tile_q * (np.exp2(np.ceil(np.log2(of.dim))) + tile_kv) * ACCUMULATOR_BYTES
+    is_lone = (of.style == "wgmma") & ~decodes & (2.0 * accumulators > REGISTER_BYTES_PER_SM)  # then nothing hides its copies
     few_rows = 1.0 if of.engine == "vllm" else np.clip(ROWS_OF_WARPS / tile_q, 1.0, 4.0)
     loads = of.by_warps
     loads["copy_bytes_per_clock"] = of.using.thread_copy_bytes_per_clock / np.where(of.dim % 16 > 0, VECTOR_ELEMENTS, 1.0)
@@ -402,11 +408,11 @@ def _triton(of: Setting) -> Loop:
         tile_kv=tile_kv,
         packs=packs,
         in_order=True,
-        resident=2,
+        resident=np.where(is_lone, 1.0, 2.0),
         most_splits=np.where(decodes, 8.0, 1.0),
         built_dims=POWERS,
         masks_skipped=masks,
-        stops_to_widen=of.is_narrow & ~decodes & (of.style == "wgmma"),
+        stops_to_copy=is_lone | of.is_narrow & ~decodes & (of.style == "wgmma"),
         matrix_factor=of.legacy * of.using.plain_loop * few_rows,
         num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0) + of.padded_values + np.where(masks & of.has_window, 1.0, 0.0),
         **loads,

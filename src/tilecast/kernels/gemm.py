@@ -64,7 +64,7 @@ class Gemm:
     doublings: ClassVar[Doublings] = (("m",), ("n",), ("k",), ("batch",))
     guessed_from: ClassVar[int] = 1
     doubles_flop: ClassVar[bool] = True  # every size does
-    physics_grows: ClassVar[bool] = True  # with every one, so that the law holds where nothing is learned
+    physics_grows: ClassVar[bool] = True  # with every one
 
     m: Any
     n: Any
@@ -138,9 +138,9 @@ class Gemm:
         """Few GPUs have rows of batches. TensorRT-LLM's fp8 ones are another call than one product, which looks for its scale first."""
         return None if self.finds_scales else "batch"
 
-    def may_double(self, name: str) -> Any:
-        """Which launches are the same kernel when this doubles alone: one product is another than a batch of two."""
-        return np.ravel(self.batch) > 1 if name == "batch" else np.ones(1, bool)
+    def may_double(self, name: str, is_learned: bool) -> Any:
+        """Which launches are held to more of this alone: one product that rows teach is not to the guess that a batch of two is."""
+        return np.ravel(self.batch) > 1 if name == "batch" and (is_learned or self.finds_scales) else np.ones(1, bool)
 
     @property
     def finds_scales(self) -> bool:

@@ -91,7 +91,7 @@ class Moe:
         texts = [self.distribution] if isinstance(self.distribution, str) else self.distribution
         return not any(str(text).lstrip().startswith(("[", "{")) for text in texts)
 
-    def may_double(self, name: str) -> Any:
+    def may_double(self, name: str, is_learned: bool) -> Any:
         """Which launches have as much work at least when this doubles alone: a power law deals tokens out anew to more experts."""
         return np.ravel(self.distribution) == "balanced" if name == "num_experts" else np.ones(1, bool)
 

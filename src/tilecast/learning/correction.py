@@ -35,6 +35,7 @@ from tilecast.learning.trees import Forest, Grove, Trees, forest, together
 SCHEMA = "tilecast.correction/5"
 BASES = ("interpolated", "extrapolated-shape", "unseen-gpu", "unseen-generation")
 BASIS_NAMES = np.asarray(BASES)
+UNSEEN = "unseen"  # a GPU that no row speaks for
 SAME_DIE = "same-die"  # a new GPU that a measured one of its die stands in for: surer than other new ones, of the same basis
 ERRORS = (*BASES, SAME_DIE)  # what errors are held out, and intervals made, for
 RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as inside
@@ -75,7 +76,7 @@ class Correction:
     manifest: Mapping[str, Any]
     digest: str
     built: Mapping[str, Mapping[str, Built]] = field(default_factory=dict)  # what doubles alone -> `slice_key` -> what rows say of it
-    lowest: Mapping[str, float] = field(default_factory=dict)  # `slice_key` -> the least correction of any of its rows
+    lowest: Mapping[str, float] = field(default_factory=dict)  # `slice_key` or UNSEEN -> the least correction of any of its rows
 
     def applies_to(self, launches: Launches) -> bool:
         """Whether this dtype was among the training rows; another identity or protocol is near enough, another number format is not."""
@@ -210,7 +211,7 @@ def _of_slice(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str]
     names = dict(asked)
     known = correction.stand_in(gpu, kernel_key(names), names.get("engine"))
     key = "" if known is None else slice_key(known, _in_its_engine(correction, names, known))
-    lowest = correction.lowest.get(key, min(correction.lowest.values(), default=None))
+    lowest = correction.lowest.get(key, correction.lowest.get(UNSEEN, min(correction.lowest.values(), default=None)))
     return OfSlice({name: found[key] for name, found in correction.built.items() if key in found}, lowest)
 
 

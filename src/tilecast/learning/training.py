@@ -19,9 +19,10 @@ from tilecast import hardware
 from tilecast.datasets.splits import same_die
 from tilecast.errors import MissingData
 from tilecast.execution.cache import FULL
+from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.boosting import boost
 from tilecast.learning.built_sizes import built_sizes
-from tilecast.learning.correction import ERRORS, FRAMEWORKS, SAME_DIE, TRAFFIC, Correction, forest_key, kernel_key, slice_key
+from tilecast.learning.correction import ERRORS, FRAMEWORKS, SAME_DIE, TRAFFIC, UNSEEN, Correction, forest_key, kernel_key, slice_key
 from tilecast.learning.examples import Examples, examples, flags, vocabulary
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.intervals import Residuals, with_intervals
@@ -250,24 +251,29 @@ def _own_rows(data: Examples, gpus: Collection[str]) -> dict[str, NDArray[np.int
 
 
 def lowest_by_slice(correction: Correction, data: Examples) -> dict[str, float]:
-    """slice_key -> the least log(median / analytic) of its rows: no launch of twice a size is faster by more (`predictors/law.py`)."""
-    predicted = tested_on(correction, data).predicted
+    """`slice_key` -> the least log(median / analytic) of its rows: no launch of twice a size is faster by more (`predictors/law.py`).
+
+    Of GPUs without rows too, where physics grows with every size; elsewhere what is guessed of them may be further off than any row."""
+    seen = tested_on(correction, data).predicted
     lowest: dict[str, float] = {}
     for group, row in zip(*np.unique(data.group_of, return_index=True), strict=True):
         key = slice_key(str(data.gpu[row]), data.names[group])
-        lowest[key] = min(lowest.get(key, 0.0), round(float(predicted[data.group_of == group].min()), 3))
+        lowest[key] = min(lowest.get(key, 0.0), round(float(seen[data.group_of == group].min()), 3))
+    if getattr(kernel_record(correction.family), "physics_grows", False):
+        lowest[UNSEEN] = round(float(tested_on(correction, data, unseen=True).predicted.min(initial=0.0)), 3)
     return dict(sorted(lowest.items()))
 
 
-def tested_on(correction: Correction, test: Examples) -> Tested:
-    """What the correction says of examples."""
+def tested_on(correction: Correction, test: Examples, *, unseen: bool = False) -> Tested:
+    """What the correction says of examples; or would say if no row spoke for their GPUs."""
     predicted, width = np.zeros(len(test.target)), np.zeros(len(test.target))
     order = np.argsort(test.group_of, kind="stable")
     starts = np.flatnonzero(np.diff(test.group_of[order], prepend=-1))
     for rows in np.split(order, starts[1:]):
         if len(rows):
             part = Launches(test.numbers[rows], test.names[test.group_of[rows[0]]], test.binds[rows], test.timed[rows])
-            found = correction.correct(part, hardware.gpu(str(test.gpu[rows[0]])))
+            gpu = hardware.gpu(str(test.gpu[rows[0]]))
+            found = correction.correct(part, replace(gpu, id="", die="") if unseen else gpu)
             predicted[rows], width[rows] = found.log_ratio, found.width
     return Tested(test, predicted, width)
 

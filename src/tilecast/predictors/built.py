@@ -74,7 +74,7 @@ def halvings_to_rows(kernel: Any, built: Built, num_launches: int) -> tuple[Inte
         steps.append(np.broadcast_to(step, (num_launches, len(own))))
         found = found & (own << step == size) & (step <= known.steps[:, place]) & (own % parts_of(kernel, name) == 0)
         if hasattr(kernel, "may_double"):
-            found &= (step == 0) | kernel.may_double(name)[:, None]
+            found &= (step == 0) | kernel.may_double(name, True)[:, None]
     rows, way = np.nonzero(np.broadcast_to(found, (num_launches, found.shape[1])))
     return rows, {name: step[rows, way] for name, step in zip(names, steps, strict=True)}
 

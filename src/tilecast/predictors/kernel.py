@@ -167,23 +167,27 @@ def _predict_part(
         return _learned(other, gpu, protocol, engine, correction, profile)
 
     found, learned_s, width, bases, names = learn(kernel)
-    median_s = learned_s
-    if bases is not None or not getattr(kernel, "physics_grows", False):
-        run = partial(_as_corrected, gpu=gpu, engine=engine, correction=correction)
-        said = correction.of_slice(names, gpu) if correction is not None and names is not None else OfSlice({}, None)
-        asked = Asked(
-            physics=lambda other: priced(run(other), gpu, protocol),
-            median_s=lambda other: learn(other).median_s,
-            built=said.built,
-            lowest=said.lowest if profile is None else None,  # which moves each launch in its own way
-        )
-        median_s = maximum(lawful(kernel, found, learned_s, asked), found.bound_s)
+    run = partial(_as_corrected, gpu=gpu, engine=engine, correction=correction)
+    said = correction.of_slice(names, gpu) if correction is not None and names is not None else OfSlice({}, _least_of_physics(kernel))
+    asked = Asked(
+        physics=lambda other: priced(run(other), gpu, protocol),
+        median_s=lambda other: learn(other).median_s,
+        built=said.built,
+        lowest=said.lowest if profile is None else None,  # which moves each launch in its own way
+        is_learned=bases is not None,
+    )
+    median_s = maximum(lawful(kernel, found, learned_s, asked), found.bound_s)
     factor = exp(width)  # the interval holds what was learned, and what the law made of it
     low_s, high_s = maximum(minimum(learned_s, median_s) / factor, found.bound_s), maximum(learned_s, median_s) * factor
     if not isinstance(median_s, np.ndarray):
         median_s, low_s, high_s, learned_s = (np.array([value]) for value in (median_s, low_s, high_s, learned_s))
     basis = bases if bases is not None else np.full(len(median_s), "analytic")
     return _Part(found.analysis, median_s, low_s, high_s, learned_s, basis)
+
+
+def _least_of_physics(kernel: Any) -> float | None:
+    """Where nothing is learned nothing makes up for physics, unless physics itself falls."""
+    return 0.0 if getattr(kernel, "physics_grows", False) else None
 
 
 class _Learned(NamedTuple):

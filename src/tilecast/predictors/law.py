@@ -46,12 +46,13 @@ class Asked:
     median_s: Callable[[Any], Numbers]
     built: Mapping[str, Built] = field(default_factory=dict)  # what doubles alone -> what rows say of the kernels built for it
     lowest: float | None = None  # log(median / physics) of the launches that are fastest beside physics
+    is_learned: bool = True
 
-    def most_lost(self, median_s: Floats, analytic_s: Floats) -> Floats:
+    def most_lost(self, median_s: Floats, analytic_s: Floats, margin: float = MARGIN) -> Floats:
         """By how much physics may grow, in log, for what was learned to make up for it."""
         if self.lowest is None:
             return np.full(len(median_s), LARGEST_FALL)
-        return np.minimum(np.log(median_s / analytic_s) - self.lowest + MARGIN, LARGEST_FALL)
+        return np.minimum(np.log(median_s / analytic_s) - self.lowest + margin, LARGEST_FALL)
 
 
 Kept = Callable[[Any, Priced, Numbers, Asked], Numbers]  # what a step below leaves of medians
@@ -93,7 +94,7 @@ def _lowered(kernel: Any, found: Priced, median_s: Numbers, asked: Asked) -> Num
     if kernel.doubles_flop:
         most = np.minimum(most, np.log(every_s / found.flop_s) / math.log(2.0 / KEPT))
     is_held = np.broadcast_to(is_open, every_s.shape)[:, None] | same_flop
-    ways = _ways(kernel, is_held, asked.built)
+    ways = _ways(kernel, is_held, asked)
     rows, kept_s = np.flatnonzero(ways.any(axis=(1, 2))), every_s
     for part in np.split(rows, range(ROWS, len(rows), ROWS)):
         if len(part):
@@ -136,7 +137,7 @@ def _halvings(kernel: Any, num_launches: int) -> tuple[Integers, dict[str, Integ
     return rows, {name: steps + 1}
 
 
-def _ways(kernel: Any, is_held: Flags, built: Mapping[str, Built]) -> Flags:
+def _ways(kernel: Any, is_held: Flags, asked: Asked) -> Flags:
     """By how many doublings launches that are held in some ways (L, A) are held (L, A, S): while sizes can double, unless that alone is
     another kernel, and no further than to where rows show that another one runs."""
     may = np.repeat(is_held[:, :, None], len(STEPS), axis=2) & (STEPS > 0)
@@ -144,9 +145,9 @@ def _ways(kernel: Any, is_held: Flags, built: Mapping[str, Built]) -> Flags:
         for name in names:
             may[:, axis] &= size_of(kernel, name)[:, None] <= MOST.get(name, LARGEST >> MOST_DOUBLINGS)
         if hasattr(kernel, "may_double") and len(names) == 1:
-            may[:, axis] &= kernel.may_double(names[0])[:, None]
+            may[:, axis] &= kernel.may_double(names[0], asked.is_learned)[:, None]
         if _is_built(kernel, names):
-            may[:, axis] &= same_kernel(kernel, names[0], built.get(names[0]), STEPS)
+            may[:, axis] &= same_kernel(kernel, names[0], asked.built.get(names[0]), STEPS)
     return may
 
 
@@ -225,7 +226,8 @@ def _growth(kernel: Any, rows: Integers, most: Floats, may: Flags, analytic_s: F
     may = may & (by_flop[:, :, None] >= STEPS)
     growth = np.full(may.shape, np.inf)
     growth[:, :, 0] = 0.0
-    is_doubled, lost = np.asarray(may.any(axis=2)), asked.most_lost(median_s[rows], analytic_s[rows])
+    margin = 0.0 if getattr(kernel, "physics_grows", False) else MARGIN  # else less may follow more
+    is_doubled, lost = np.asarray(may.any(axis=2)), asked.most_lost(median_s[rows], analytic_s[rows], margin)
     for first, last in AT_ONCE if is_doubled.size < FEW else IN_TURN:
         row, axis, step = np.nonzero(may[:, :, first : last + 1] & is_doubled[:, :, None])
         step += first
