@@ -22,6 +22,11 @@ def built(known: set[int], changes: set[int]) -> Built:
     return Built(frozenset((size,) for size in known), frozenset(changes))
 
 
+def widths(known: set[int], window: int = 0) -> Built:
+    """Rows of heads so wide, all with this window or all with none."""
+    return Built(frozenset((width, window) for width in known), frozenset())
+
+
 def decode_rows(*launches: tuple[int, int, int, float], engine: str = "sglang") -> pl.DataFrame:
     """Query heads, KV heads, width of a head and seconds of each."""
     heads, shared, width, seconds = zip(*launches, strict=True)
@@ -37,7 +42,7 @@ def test_a_step_at_which_rows_get_much_faster_is_another_kernel():
     found = built_sizes(rows, "attention_decode")
     key = "l40s sglang 16-bit triton 16-bit"
     assert found["num_heads"] == {key: built(set(), {1})}
-    assert found["head_dim"] == {key: built({64}, set())}
+    assert found["head_dim"] == {key: widths({64})}
     assert found["num_kv_heads"] == {key: built(set(), set())}
 
 
@@ -59,6 +64,17 @@ def test_engines_are_told_apart():
         "l40s sglang 16-bit triton 16-bit": [],
         "l40s vllm 16-bit triton 16-bit": [1],
     }
+
+
+def test_heads_that_were_measured_with_another_window_are_a_guess():
+    rows = decode_rows((8, 8, 64, 1e-4)).with_columns(window=pl.lit(128))
+    said = built_sizes(rows, "attention_decode")["head_dim"]["l40s sglang 16-bit triton 16-bit"]
+    assert said == widths({64}, window=128)
+    kernel = AttentionDecode(kv_len=1024, num_heads=8, head_dim=np.array([64, 128, 128]), window=[128, 128, None])
+    assert has_rows(kernel, said).tolist() == [True, False, False]
+    narrower, steps = halvings_to_rows(kernel, said, 3)  # that give way to the rows with their window
+    assert (narrower.tolist(), steps["head_dim"].tolist()) == ([1], [1])
+    assert has_rows(AttentionDecode(kv_len=1024, num_heads=8, head_dim=64), said).tolist() == [False]
 
 
 def test_families_without_such_sizes_say_nothing():

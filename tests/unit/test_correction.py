@@ -235,6 +235,18 @@ def test_below_the_range_is_outside_as_well() -> None:
     assert found.basis.tolist() == ["extrapolated-shape"]
 
 
+def test_sizes_that_no_row_of_this_kernel_here_has_are_extrapolated_and_less_sure() -> None:
+    # The family's rows go from m = 2 ** -20 to 2 ** 20; those of the L40S from 1 to 2 ** 8, at n, k and batch of one. 12 lies 4 beyond, a
+    # tenth of the family's range.
+    rows_of_l40s = {"l40s 16-bit None": [[0.0] * 4, [8.0, 0.0, 0.0, 0.0]]}
+    found = by_hand(sizes=rows_of_l40s).correct(launches(SMALL, LARGE), hardware.gpu("l40s"))
+    assert found.basis.tolist() == ["interpolated", "extrapolated-shape"]
+    assert found.width == pytest.approx([WIDTH[0, 0], 1.1 * WIDTH[1, 0]], **BYTE)
+    assert found.log_ratio == pytest.approx(by_hand().correct(launches(SMALL, LARGE), hardware.gpu("l40s")).log_ratio)
+    elsewhere = by_hand(sizes=rows_of_l40s).correct(launches(SMALL, LARGE), hardware.gpu("a100-sxm-80gb"))
+    assert elsewhere.basis.tolist() == ["interpolated", "interpolated"]
+
+
 @pytest.mark.parametrize(("level", "clipped"), [(9.0, 2.5), (-9.0, -2.5)])
 def test_a_correction_never_exceeds_a_factor_of_twelve(level: float, clipped: float) -> None:
     wild = by_hand(level=np.full((2, 3), level, np.float32))

@@ -183,6 +183,9 @@ def test_the_index_holds_what_was_trained_on() -> None:
     assert not {"timer", "cache"} & set(one.vocabulary)  # they are in the analytic time
     column = number_names("gemm").index("log2 m")
     assert (one.low[column], one.high[column]) == (4.0, 12.0)
+    ends = np.array(one.sizes["a100-sxm-80gb 16-bit None"])  # log2 of m, n, k and batch of its rows alone
+    assert (ends[:, 0].tolist(), ends[:, 3].tolist()) == ([4.0, 12.0], [0.0, 0.0])
+    assert len(one.sizes) == len(FACTOR)
 
 
 def test_the_same_rows_make_the_same_bytes(tmp_path: Path) -> None:

@@ -455,6 +455,7 @@ class AttentionPrefill(_Attention):
     doublings: ClassVar[Doublings] = (*PREFILL_DOUBLINGS, ("head_dim",), ("num_kv_heads",))
     built_for: ClassVar[tuple[str, ...]] = ("head_dim", "num_kv_heads")
     known_by: ClassVar[tuple[str, ...]] = ("head_dim",)
+    known_beside: ClassVar[tuple[str, ...]] = ("window",)
     guessed: ClassVar[str] = "kv_len"  # a prefix was never measured
 
     @property
@@ -479,6 +480,7 @@ class AttentionDecode(_Attention):
     doublings: ClassVar[Doublings] = (("kv_len",), *DOUBLINGS, ("num_heads",), ("head_dim",), ("num_kv_heads",))
     built_for: ClassVar[tuple[str, ...]] = ("head_dim", "num_heads", "num_kv_heads")
     known_by: ClassVar[tuple[str, ...]] = ("head_dim",)
+    known_beside: ClassVar[tuple[str, ...]] = ("window",)
     guessed: ClassVar[str] = "q_len"  # several new tokens were never measured
     guessed_from: ClassVar[int] = 1
 

@@ -68,7 +68,7 @@ class Loop:
     exposed: Floats | float  # share of the softmax that the tensor cores wait for
     copy_bytes_per_clock: Floats | float  # what an SM's loads of keys bring in
     widens: bool = False  # loads and converts narrow keys as slowly as 16-bit ones
-    stops_to_copy: Any = False  # a lone task, or widened keys that go back to shared memory for warp groups: copies overlap with nothing
+    stops_to_copy: Any = False  # too few registers, or widened keys go back to shared memory for warp groups: copies overlap with nothing
     masks_skipped: bool = False  # finds out that a tile lies before the window by masking its scores
     resident: Floats | int = 1  # tasks an SM holds
     starts: Floats | float = 1.0  # start and end of a task over those of a common one
@@ -399,7 +399,7 @@ def _triton(of: Setting) -> Loop:
         tile_kv = np.where(decodes, by_dim(of.dim, (256, 64), otherwise=32), np.where(is_encoder, side, extend_kv))
     masks = not of.decode and of.engine != "vllm"
     accumulators = tile_q * (np.exp2(np.ceil(np.log2(of.dim))) + tile_kv) * ACCUMULATOR_BYTES
-    is_lone = (of.style == "wgmma") & ~decodes & (2.0 * accumulators > REGISTER_BYTES_PER_SM)  # then nothing hides its copies
+    overflows = (of.style == "wgmma") & ~decodes & (2.0 * accumulators > REGISTER_BYTES_PER_SM)  # in pairs: nothing hides their copies
     few_rows = 1.0 if of.engine == "vllm" else np.clip(ROWS_OF_WARPS / tile_q, 1.0, 4.0)
     loads = of.by_warps
     loads["copy_bytes_per_clock"] = of.using.thread_copy_bytes_per_clock / np.where(of.dim % 16 > 0, VECTOR_ELEMENTS, 1.0)
@@ -408,11 +408,11 @@ def _triton(of: Setting) -> Loop:
         tile_kv=tile_kv,
         packs=packs,
         in_order=True,
-        resident=np.where(is_lone, 1.0, 2.0),
+        resident=2,
         most_splits=np.where(decodes, 8.0, 1.0),
         built_dims=POWERS,
         masks_skipped=masks,
-        stops_to_copy=is_lone | of.is_narrow & ~decodes & (of.style == "wgmma"),
+        stops_to_copy=overflows | of.is_narrow & ~decodes & (of.style == "wgmma"),
         matrix_factor=of.legacy * of.using.plain_loop * few_rows,
         num_helpers=of.has_cache + np.where(of.is_quantised, 1.0, 0.0) + of.padded_values + np.where(masks & of.has_window, 1.0, 0.0),
         **loads,

@@ -35,7 +35,7 @@ def built_sizes(rows: pl.DataFrame, family: str) -> dict[str, dict[str, Built]]:
     launches = rows.group_by(key, maintain_order=True).agg(pl.col("latency_s").median())
     slices = _slices(launches)
     changes = {name: _changes(launches, key, name, record) for name in built}
-    known = {known_by[0]: _known(launches, known_by)} if known_by else {}
+    known = {known_by[0]: _known(launches, known_by, getattr(record, "known_beside", ()))} if known_by else {}
     nothing: dict[str, frozenset[Any]] = {}
     return {
         name: {
@@ -54,10 +54,11 @@ def _changes(launches: pl.DataFrame, key: Sequence[str], name: str, record: type
     return {each: frozenset(at) for each, at in steps.group_by("key").agg("at").iter_rows()}
 
 
-def _known(launches: pl.DataFrame, known_by: Sequence[str]) -> dict[str, frozenset[tuple[int, ...]]]:
-    """Slice -> which of these sizes its rows have together."""
-    sizes = launches.select(known_by).with_columns(pl.Series("key", _slices(launches), pl.String)).drop_nulls().unique()
-    return {str(each): frozenset(part.select(known_by).iter_rows()) for (each,), part in sizes.group_by("key")}
+def _known(launches: pl.DataFrame, known_by: Sequence[str], beside: Sequence[str]) -> dict[str, frozenset[tuple[int, ...]]]:
+    """Slice -> which of these sizes its rows have together; 0 of those beside them that a row has not."""
+    sizes = launches.select(*known_by, pl.col(beside).fill_null(0)).with_columns(pl.Series("key", _slices(launches), pl.String))
+    parts = sizes.drop_nulls().unique().group_by("key")
+    return {str(each): frozenset(part.drop("key").iter_rows()) for (each,), part in parts}
 
 
 def _lowered(launches: pl.DataFrame, pairs: Pairs, name: str, record: type, times: int) -> pl.DataFrame:

@@ -27,7 +27,7 @@ from tilecast.hardware import GpuSpec, as_catalogued
 from tilecast.hardware import gpu as catalogued
 from tilecast.kernels.base import Built
 from tilecast.learning import tensors
-from tilecast.learning.features import COMMON, GROUPS, Launches
+from tilecast.learning.features import COMMON, GROUPS, SIZES, Launches
 from tilecast.learning.manifests import FOLDER
 from tilecast.learning.tensors import ADVICE
 from tilecast.learning.trees import Forest, Grove, Trees, forest, together
@@ -75,6 +75,7 @@ class Correction:
     quantile: NDArray[np.float64]  # by ERRORS: in units of that error, half the 80 % interval of log(measured / median)
     manifest: Mapping[str, Any]
     digest: str
+    sizes: Mapping[str, list[list[float]]] = field(default_factory=dict)  # GPU and kernel -> log2 of its rows' least and largest sizes
     built: Mapping[str, Mapping[str, Built]] = field(default_factory=dict)  # what doubles alone -> `slice_key` -> what rows say of it
     lowest: Mapping[str, float] = field(default_factory=dict)  # `slice_key` or UNSEEN -> the least correction of any of its rows
 
@@ -95,10 +96,11 @@ class Correction:
             own = own * (1.0 - _unseen_share(numbers, gpu))
         log_ratio = fade * (speaker.carry * (shared + own) + entry(speaker.level, group))
         log_ratio = clip(log_ratio, -LARGEST_CORRECTION, LARGEST_CORRECTION)
-        outside = where(beyond > RANGE_SLACK, 1, 0)
+        far = beyond if speaker.own_range is None else maximum(beyond, speaker.own_range.beyond(numbers))
+        outside = where(far > RANGE_SLACK, 1, 0)
         basis = outside if speaker.basis == 0 else speaker.basis
         expected = entry(speaker.quantile, outside) * exp(log_error)
-        width = clip(expected, NARROWEST, WIDEST) * (1.0 + minimum(beyond, 2.0))
+        width = clip(expected, NARROWEST, WIDEST) * (1.0 + minimum(far, 2.0))
         names = BASIS_NAMES[basis : basis + 1] if is_lone else np.broadcast_to(BASIS_NAMES[basis], len(numbers))
         return Corrected(log_ratio, width, names, fade)
 
@@ -198,6 +200,22 @@ def _untold(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str], 
     return engine not in correction.measured[known][told] and engine in correction.measured[other][untold]
 
 
+def sizes_at(family: str) -> slice:
+    """Where the logarithms of a family's sizes stand among its numbers."""
+    return slice(len(COMMON), len(COMMON) + len(SIZES.get(family, ())))
+
+
+@lru_cache(maxsize=1024)
+def _own_range(correction: Correction, gpu: str, key: str) -> Range | None:
+    """Both ends of the sizes that rows of this kernel on this GPU have; how far is far, the family's rows say."""
+    ends = correction.sizes.get(f"{gpu} {key}")
+    if ends is None:
+        return None
+    columns = np.arange(len(correction.low))[sizes_at(correction.family)]
+    width = np.maximum((correction.high - correction.low)[columns], np.float32(1e-3))
+    return Range(np.tile(columns, 2), np.array(ends, np.float32).ravel(), np.concatenate([-width, width], dtype=np.float32))
+
+
 @dataclass(frozen=True, slots=True)
 class OfSlice:
     """What doubles alone -> what rows say of the kernels built for it; and the least correction, or None."""
@@ -221,7 +239,8 @@ class Speaker:
 
     forest: Forest  # three sums: trees shared by all, those of this GPU, and the log of the error to expect
     timed_forest: Forest  # the same with shared trees that see launches as timed, in columns behind the numbers
-    range: Range
+    range: Range  # of the family: what is learned fades out beyond it
+    own_range: Range | None  # of this kernel on this GPU: beyond it a launch is no interpolation
     carry: float  # how much of the trees holds here
     level: NDArray[np.float64]
     basis: int  # of launches inside the training range: index into BASES
@@ -255,9 +274,10 @@ def _speaker(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str],
     forests = _forests(correction, names, known, _spread(correction, names, kind, gpu.id))
     quantile = correction.quantile[[0, 1] if kind == "seen" else [basis if known is None else ERRORS.index(SAME_DIE)] * 2]
     if known is None:
-        return Speaker(*forests, _range(correction), correction.carry, np.zeros(len(GROUPS)), basis, quantile)
+        return Speaker(*forests, _range(correction), None, correction.carry, np.zeros(len(GROUPS)), basis, quantile)
     level = correction.level[correction.gpus.index(known)].astype(np.float64)
-    return Speaker(*forests, _range(correction), 1.0, level, basis, quantile, forest_key(known, names) in correction.warm)
+    own_range = _own_range(correction, known, kernel_key(names))
+    return Speaker(*forests, _range(correction), own_range, 1.0, level, basis, quantile, forest_key(known, names) in correction.warm)
 
 
 def _in_its_engine(correction: Correction, names: dict[str, str], known: str | None) -> dict[str, str]:
@@ -357,6 +377,7 @@ def read(path: Path) -> Correction:
             as_timed=bool(index.get("as_timed", False)),
             warm=frozenset(index.get("warm", ())),
             lowest=index["lowest"],
+            sizes=index["sizes"],
             built={name: {key: Built.of_lists(*found) for key, found in slices.items()} for name, slices in index["built"].items()},
             measured=index["measured"],
             shared=Trees(*(arrays[f"shared.{part}"] for part in TREES["shared"])),
@@ -375,7 +396,7 @@ def write(correction: Correction, folder: Path) -> Path:
     path = folder / f"{correction.family}.safetensors"
     trees = {f"{name}.{part}": getattr(getattr(correction, name), part) for name, parts in TREES.items() for part in parts}
     arrays = trees | {name: getattr(correction, name) for name in ARRAYS}
-    stated = ("family", "vocabulary", "gpus", "archs", "as_timed", "carry", "measured", "lowest")
+    stated = ("family", "vocabulary", "gpus", "archs", "as_timed", "carry", "measured", "lowest", "sizes")
     index = {name: getattr(correction, name) for name in stated}
     index |= {name: dict(getattr(correction, name).where) for name in ("local", "spread")} | {"warm": sorted(correction.warm)}
     index["built"] = {name: {key: found.as_lists() for key, found in slices.items()} for name, slices in correction.built.items()}

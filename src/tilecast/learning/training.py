@@ -22,7 +22,18 @@ from tilecast.execution.cache import FULL
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.boosting import boost
 from tilecast.learning.built_sizes import built_sizes
-from tilecast.learning.correction import ERRORS, FRAMEWORKS, SAME_DIE, TRAFFIC, UNSEEN, Correction, forest_key, kernel_key, slice_key
+from tilecast.learning.correction import (
+    ERRORS,
+    FRAMEWORKS,
+    SAME_DIE,
+    TRAFFIC,
+    UNSEEN,
+    Correction,
+    forest_key,
+    kernel_key,
+    sizes_at,
+    slice_key,
+)
 from tilecast.learning.examples import Examples, examples, flags, vocabulary
 from tilecast.learning.features import GROUPS, Launches
 from tilecast.learning.intervals import Residuals, with_intervals
@@ -212,6 +223,7 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
         gpus=gpus,
         archs=tuple(sorted({hardware.gpu(gpu).arch for gpu in gpus})),
         measured={gpu: _kernels_on(data, gpu) for gpu in gpus},
+        sizes=sizes_measured(data, family),
         level=level.astype(np.float32),
         low=data.numbers.min(axis=0),
         high=data.numbers.max(axis=0),
@@ -225,6 +237,18 @@ def fit_once(data: Examples, family: str, settings: Settings, own: Collection[st
         manifest={},
         digest="",
     )
+
+
+def sizes_measured(data: Examples, family: str) -> dict[str, list[list[float]]]:
+    """GPU and kernel -> log2 of the least and the largest that its rows have of every size."""
+    found: dict[str, list[list[float]]] = {}
+    for group, row in zip(*np.unique(data.group_of, return_index=True), strict=True):
+        key = f"{data.gpu[row]} {kernel_key(data.names[group])}"
+        sizes = data.numbers[data.group_of == group][:, sizes_at(family)].astype(np.float64)
+        here = np.array([sizes.min(axis=0), sizes.max(axis=0)])
+        ends = np.array(found.get(key, here))
+        found[key] = np.round([np.minimum(ends[0], here[0]), np.maximum(ends[1], here[1])], 3).tolist()
+    return dict(sorted(found.items()))
 
 
 def _found_in_l2(data: Examples) -> bool:

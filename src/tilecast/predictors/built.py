@@ -1,7 +1,8 @@
 """What rows of a kernel say of the sizes that libraries build kernels for: from which numbers of query heads of a KV head and widths of
 heads on, doubled, another kernel runs; which widths of heads, and which models' experts, were measured at all (`learning/built_sizes.py`).
 
-Legend: L launches, S numbers of doublings from 0 on, P launches asked about, K launches that rows have, D sizes that they are known by.
+Legend: L launches, S numbers of doublings from 0 on, P launches asked about, K launches that rows have, D sizes that they are known by
+and beside.
 """
 
 from collections.abc import Sequence
@@ -58,7 +59,8 @@ def _known(built: Built) -> Known:
 
 def has_rows(kernel: Any, built: Built) -> Flags:
     """Which launches (L,) have sizes that rows have."""
-    return _known(built).are([size_of(kernel, name) for name in kernel.known_by])
+    beside = [size_beside(kernel, name) for name in _beside(kernel)]
+    return _known(built).are([*(size_of(kernel, name) for name in kernel.known_by), *beside])
 
 
 def halvings_to_rows(kernel: Any, built: Built, num_launches: int) -> tuple[Integers, dict[str, Integers]]:
@@ -75,8 +77,21 @@ def halvings_to_rows(kernel: Any, built: Built, num_launches: int) -> tuple[Inte
         found = found & (own << step == size) & (step <= known.steps[:, place]) & (own % parts_of(kernel, name) == 0)
         if hasattr(kernel, "may_double"):
             found &= (step == 0) | kernel.may_double(name, True)[:, None]
+    for own, name in zip(known.sizes.T[len(names) :], _beside(kernel), strict=True):
+        found = found & (own == size_beside(kernel, name)[:, None])
     rows, way = np.nonzero(np.broadcast_to(found, (num_launches, found.shape[1])))
     return rows, {name: step[rows, way] for name, step in zip(names, steps, strict=True)}
+
+
+def _beside(kernel: Any) -> tuple[str, ...]:
+    """The sizes that have to be the same for rows to speak: heads of some width may have been measured with a window alone."""
+    return getattr(kernel, "known_beside", ())
+
+
+def size_beside(kernel: Any, name: str) -> Integers:
+    """One for each launch, or one for all; 0 where there is none."""
+    given = np.ravel(np.array(getattr(kernel, name), np.float64))
+    return np.where(np.isfinite(given), given, 0.0).astype(np.int64)
 
 
 def parts_of(kernel: Any, name: str) -> Integers:
