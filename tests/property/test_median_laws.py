@@ -350,7 +350,7 @@ def test_a_guess_that_the_law_raises_stays_in_its_interval() -> None:
 # Where rows of a kernel show that a library runs another one, with other numbers of heads, a larger launch may be faster: the most that may
 # lose more than 3 %, in percent of the launches and doublings sampled below, and the most that one may lose.
 MOST_OFTEN = {
-    ("attention_prefill", False): (0.01, 4), ("attention_prefill", True): (0.1, 5),
+    ("attention_prefill", False): (0.01, 4), ("attention_prefill", True): (0.01, 4),
     ("attention_decode", False): (0.01, 4), ("attention_decode", True): (0.05, 4),
     ("mla_decode", False): (0.01, 4), ("mla_decode", True): (0.5, 30),
 }  # fmt: skip
@@ -368,13 +368,10 @@ def test_launches_that_get_faster_when_doubled_stay_rare_and_mild(family: str, l
 @pytest.mark.parametrize("family", ["attention_prefill", "attention_decode", "mla_decode"])
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])
 def test_what_kernels_are_built_for_keeps_the_law_but_where_rows_show_another_kernel(family: str, engine: str) -> None:
-    """A few fall all the same, mildly, for only so many doublings are looked at together."""
     rng = np.random.default_rng(5)
     built = tuple((name,) for name in kernel_record(family).built_for)
     each = [lost_when_doubled(family, sampled(family, rng), gpu, True, built, engine=engine) for gpu in GPUS]
-    lost = np.concatenate([lost for found in each for lost in found.values()])
-    assert 100 * np.mean(lost > MOST_LOST + 1e-9) < 0.4
-    assert lost.max() < 0.07
+    assert max(lost.max() for found in each for lost in found.values()) <= MOST_LOST + 1e-9
 
 
 def doublings(family: str) -> tuple[tuple[str, ...], ...]:

@@ -127,7 +127,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     chosen = _chooser(time_s, num_launches, len(tasks.variants))
     analytic_s = fastest_s = chosen(time_s)
     if len(tasks.variants) > 1:
-        analytic_s = _soft_minimum(time_s, fastest_s, SHARPNESS)
+        analytic_s = maximum(_soft_minimum(time_s, fastest_s, SHARPNESS), fastest_s)  # below it by rounding alone, and so below the bound
 
     waits_s: Numbers = 0.0
     if protocol.timer == "graph" and not gpu.replays_graphs:  # launched one behind the other: the host may be the slower of the two

@@ -22,11 +22,11 @@ from tilecast.predictors.built import KV_HEADS, Flags, halvings_to_rows, has_row
 from tilecast.predictors.scaled import Integers, scaled, size_of, taken
 
 LOG_KEPT = -math.log(KEPT)
-MOST_DOUBLINGS, MOST_OF_MANY, MANY = 10, 8, 4  # of all sizes together, and where so many of them could double
+MOST_DOUBLINGS = 10  # of all sizes together
 LARGEST_FALL = 1.5  # log: where physics grows by more, nothing learned makes up for it
 MARGIN = 0.8  # log: what physics grows by along several sizes is less than the sum, where KV is split by rule
 AT_ONCE, IN_TURN = ((1, MOST_DOUBLINGS),), ((1, 1), (2, MOST_DOUBLINGS))  # the first and last doubling that physics is asked for together
-MOST_BUILT = 4  # doublings of what kernels are built for, and of what few rows differ in, to look no further
+MOST_BUILT = 4  # doublings of what kernels are built for
 ROWS, CHUNK = 1024, 4096  # launches whose doublings are looked at together, and doublings asked for at once, so that memory lasts
 FEW = 64  # launches, few enough that asking twice costs more than asking for too many
 WITHIN = {"q_len": "kv_len", "topk": "num_experts"}  # a size that grows alone stays within another one
@@ -156,11 +156,6 @@ def _is_built(kernel: Any, names: Sequence[str]) -> bool:
     return len(names) == 1 and names[0] in getattr(kernel, "built_for", ())
 
 
-def _is_few(kernel: Any, names: Sequence[str]) -> bool:
-    """Whether what doubles is one of those, or of the sizes that a family is known by."""
-    return _is_built(kernel, names) or (len(names) == 1 and names[0] in getattr(kernel, "known_by", ()))
-
-
 def _least(kernel: Any, rows: Integers, most: Floats, may: Flags, analytic_s: Floats, median_s: Floats, asked: Asked) -> Floats:
     """The least of each median and what its doublings leave: of these rows, whose FLOP may be doubled `most` times."""
     which, powers = _faster(kernel, rows, most, may, analytic_s, median_s, asked)
@@ -198,18 +193,16 @@ def _faster(
     physics grows by with each of them adds up."""
     growth = _growth(kernel, rows, most, may, analytic_s, median_s, asked)
     lost = asked.most_lost(median_s[rows], analytic_s[rows])
-    of_work = np.isfinite(growth[:, ~np.array([_is_few(kernel, names) for names in kernel.doublings]), 1])
-    most_of = np.where(of_work.sum(axis=1) >= MANY, MOST_OF_MANY, MOST_DOUBLINGS)
     place, total = np.arange(len(rows)), np.zeros(len(rows))
     powers = np.zeros((len(rows), len(kernel.doublings)), np.int64)
     num_flop, num_built = np.zeros((2, len(rows)), np.int64)
     for axis, names in enumerate(kernel.doublings):  # each of these ways so far, with one more size doubled or not
         grown = total[:, None] + growth[place, axis] + LOG_KEPT * STEPS
-        may_grow = (grown < lost[place, None]) & (powers.sum(axis=1)[:, None] + STEPS <= most_of[place, None])
+        may_grow = (grown < lost[place, None]) & (powers.sum(axis=1)[:, None] + STEPS <= MOST_DOUBLINGS)
         if names not in SAME_FLOP:
             may_grow &= num_flop[:, None] + STEPS <= most[place, None]
         if _is_built(kernel, names):
-            may_grow &= (num_built == 0)[:, None] & (STEPS <= MOST_BUILT)
+            may_grow &= num_built[:, None] + STEPS <= MOST_BUILT
         may_grow[:, 0] = True
         way, step = np.nonzero(may_grow)
         place, total, powers = place[way], grown[way, step], powers[way]
