@@ -151,10 +151,17 @@ def test_decode_asks_for_the_length_of_the_cache(decode: Any, sizes: dict[str, A
 @pytest.mark.parametrize("gpu", ["h100-sxm", "b200-sxm"])
 def test_a_prompt_without_a_cache_is_the_same_however_it_is_said(prefill: Any, sizes: dict[str, Any], gpu: str) -> None:
     said = [{"q_len": 2048}, {"q_len": 2048, "kv_len": 2048}, {"q_lens": [2048]}, {"q_lens": "[2048]", "kv_lens": np.array([2048])}]
-    learned_s = {float(tilecast.predict_kernel(prefill(**lengths, **sizes), gpu).learned_s[0]) for lengths in said}
-    assert len(learned_s) == 1  # a list of lengths has no one size to double, so the law leaves it as it was learned
+    assert len({median_s(prefill(**lengths, **sizes), gpu) for lengths in said}) == 1
     with pytest.raises(InvalidInput, match="q_lens is missing: how many new tokens"):
         median_s(prefill(kv_lens=[2048], **sizes), gpu)
+
+
+@pytest.mark.parametrize(("prefill", "sizes"), [(AttentionPrefill, ATTENTION), (MlaPrefill, MLA)])
+def test_batches_of_one_length_among_ragged_ones_are_what_they_are_alone(prefill: Any, sizes: dict[str, Any]) -> None:
+    batches = [[64, 64], [64, 128], [40, 8, 8], [256]]  # the law of doubling looks at the first and the last, on its own steps
+    together = tilecast.predict_kernel(prefill(q_lens=batches, **sizes), "h100-sxm")
+    assert together.median_s.tolist() == pytest.approx([median_s(prefill(q_lens=lengths, **sizes)) for lengths in batches], rel=1e-12)
+    assert len(together.bound_s) == len(together.basis) == len(batches)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tilecast.errors import InvalidInput, shown
 from tilecast.execution.tasks import Floats
@@ -17,6 +18,9 @@ from tilecast.kernels.base import sizes
 
 EXAMPLE = ", such as [128, 4096]"
 NUMBERS = (int, float, np.integer, np.floating)
+
+Flags = NDArray[np.bool_]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,22 @@ def lengths(q_lens: Any, kv_lens: Any, q_len: Any, *, decode: bool) -> Requests:
     if q_lens is None:
         raise InvalidInput("q_lens is missing: how many new tokens each request of kv_lens has")
     return ragged(q_lens, q_lens if kv_lens is None else kv_lens)
+
+
+def evened(kernel: Any) -> tuple[Flags, dict[str, Integers]]:
+    """Which launches of lists of lengths (L,) have requests that are all alike, and how many of which lengths these are."""
+    found = lengths(kernel.q_lens, kernel.kv_lens, kernel.q_len, decode=kernel.family.endswith("_decode"))
+    q, kv = (np.where(found.count > 0, each, each[:, :1]) for each in (found.q, found.kv))
+    are_alike = ((q == q[:, :1]) & (kv == kv[:, :1])).all(axis=1)
+    even = {"batch": found.count.sum(axis=1), "q_len": q[:, 0], "kv_len": kv[:, 0]}
+    return are_alike, {name: each[are_alike].astype(np.int64) for name, each in even.items()}
+
+
+def listed(kernel: Any, rows: Integers) -> dict[str, Any]:
+    """The lists of lengths of some launches."""
+    given = {name: getattr(kernel, name) for name in ("q_lens", "kv_lens")}
+    lists = {name: _lists(name, value) for name, value in given.items() if value is not None}
+    return {name: [entries[row] for row in rows] for name, entries in lists.items()}
 
 
 def _padded(name: str, given: Any) -> tuple[Floats, np.ndarray]:

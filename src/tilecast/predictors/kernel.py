@@ -18,6 +18,7 @@ from tilecast.execution.protocol import CACHES, TIMERS
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
 from tilecast.kernels.base import RAGGED, check_asked, check_lists, flag, length_of, priced
+from tilecast.kernels.requests import evened, listed
 from tilecast.learning.correction import Corrected, Correction, OfSlice, usable
 from tilecast.learning.features import SIZES, Launches, asked_names, launches
 from tilecast.markup import html_table
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 LISTS = frozenset((np.ndarray, list, tuple, range))
 APART = ("kv_dtype", "causal", "moe_pass", "distribution")  # names of a kernel that may differ between its launches
+NO_LISTS = {"q_lens": None, "kv_lens": None}
 OF_ITS_OWN = "histogram"  # a distribution that no row has a name for
 PROTOCOLS = {(timer, cache): Protocol(timer, cache) for timer in TIMERS for cache in CACHES}
 unread: set[str] = set()  # families whose weights were asked for and are gone or damaged: versions tell it
@@ -156,7 +158,10 @@ def _predict_part(
 ) -> _Part:  # fmt: skip
     find = _shipped if corrections is None else corrections.get
     correction = find(kernel.family) if learned and kernel.family in SIZES else None
-    kinds = _kinds(kernel, gpu) if correction is not None else _of_one_width(kernel)
+    kinds = _by_lengths(kernel)
+    if len(kinds) == 1:
+        kernel = kinds[0][0]
+        kinds = _kinds(kernel, gpu) if correction is not None else _of_one_width(kernel)
     if len(kinds) > 1:
         parts = [_predict_part(kind, gpu, protocol, engine, learned, profile, corrections).settled() for kind, _ in kinds]
         order = np.argsort(np.concatenate([rows for _, rows in kinds]))
@@ -282,6 +287,23 @@ def _kinds(kernel: Any, gpu: GpuSpec) -> list[tuple[Any, list[int]]]:
         one = {name: entry for name, entry in zip(told, names, strict=False) if entry != OF_ITS_OWN}
         kinds.append((replace(kernel, **{**taken(kernel, rows), **sizes, **one}), rows))
     return kinds
+
+
+def _by_lengths(kernel: Any) -> list[tuple[Any, list[int]]]:
+    """Requests that are all alike, as so many of one length, and truly ragged batches, with their places: what a launch takes must not
+    hang on how it is said."""
+    if not _is_ragged(kernel):
+        return [(kernel, [])]
+    are_alike, even = evened(kernel)
+    if not are_alike.any():
+        return [(kernel, [])]
+    if len(are_alike) == 1:
+        return [(replace(kernel, **NO_LISTS, **{name: size.item() for name, size in even.items()}), [])]
+    if are_alike.all():
+        return [(replace(kernel, **NO_LISTS, **even), [])]
+    rows, others = np.flatnonzero(are_alike), np.flatnonzero(~are_alike)
+    ragged = replace(kernel, **taken(kernel, others), **listed(kernel, others))
+    return [(replace(kernel, **NO_LISTS, **taken(kernel, rows), **even), rows.tolist()), (ragged, others.tolist())]
 
 
 def _of_one_width(kernel: Any) -> list[tuple[Any, list[int]]]:
