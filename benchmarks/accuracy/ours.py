@@ -85,13 +85,14 @@ class Learned:
         time = priced(group.kernel, group.gpu, group.protocol)
         analytic_s = np.atleast_1d(time.analytic_s)
         found = launches(group.kernel, group.gpu, time, group.protocol, group.engine) if self.correction is not None else None
-        if found is None or not self.correction.applies_to(found):
+        if found is None or not self.correction.knows(found.names["dtype"]):
             nothing = np.full(len(analytic_s), np.nan)
             return nothing, analytic_s, nothing
         corrected = self.correction.correct(found, group.gpu)
         learned_s = np.maximum(analytic_s * np.exp(corrected.log_ratio), time.bound_s)
         physics, learned = lambda kernel: priced(kernel, group.gpu, group.protocol), lambda kernel: self._learned_s(group, kernel)
-        median_s = np.atleast_1d(lawful(group.kernel, time, learned_s, Asked(physics, learned)))
+        said = self.correction.of_slice(found.names, group.gpu)
+        median_s = np.atleast_1d(lawful(group.kernel, time, learned_s, Asked(physics, learned, said.built, said.lowest)))
         factor = np.exp(corrected.width)
         low_s, high_s = np.minimum(learned_s, median_s) / factor, np.maximum(learned_s, median_s) * factor
         return np.maximum(low_s, time.bound_s), median_s, high_s

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.accuracy import __main__ as command
 from benchmarks.accuracy import comparison, publish, registry
 from benchmarks.accuracy.baselines import NearestShape, PaddedRoofline, Regression, Roofline, nearest
+from benchmarks.accuracy.ours import Learned
 from benchmarks.accuracy.result import Result, Suite, by_slice, headline, worst
 from benchmarks.accuracy.scoring import capped, scored
 from benchmarks.speed import __main__ as speed
@@ -18,6 +19,9 @@ from tilecast import hardware
 from tilecast.datasets import store
 from tilecast.datasets.schema import conform
 from tilecast.errors import MissingData
+from tilecast.kernels.attention import AttentionDecode
+from tilecast.learning.correction import load
+from tilecast.predictors import predict_kernel
 
 RUN = publish.Run(
     version="0", catalogue="c0ffee", artifacts="decade", date="2026-01-02", command="python -m benchmarks.accuracy toy", quick=False
@@ -201,6 +205,25 @@ def test_a_regression_finds_a_power_law() -> None:
     law = [("h100-sxm", m, n, k, 1e-13 * m * n * k) for m, n, k in shapes]
     predicted = Regression().fit(gemm_rows(*law), "gemm").predict(gemm_rows(*law), "gemm")
     np.testing.assert_allclose(predicted, [row[-1] for row in law], rtol=0.05)
+
+
+def test_a_suite_scores_what_the_package_predicts() -> None:
+    """Single query heads under vLLM on A100 among them, slower than two of a KV head: another kernel, as rows show, where the law ends."""
+    heads = [4, 8, 16, 32]
+    frame = pl.DataFrame({"num_heads": heads, "latency_s": 1e-4, "origin_row": range(len(heads))})
+    rows = conform(
+        frame, "attention_decode", gpu="a100-sxm-80gb", dtype="bf16", identity="fa2", timer="graph", cache="warm", source="toy",
+        licence="none", origin="toy", engine="vllm", batch=4, q_len=1, kv_len=4096, num_kv_heads=4, head_dim=128,
+    )  # fmt: skip
+    scorer = Learned()
+    scorer.correction = load("attention_decode")
+    kernel = AttentionDecode(batch=4, kv_len=4096, num_heads=heads, num_kv_heads=4, head_dim=128, identity="fa2")
+    expected = predict_kernel(kernel, "a100-sxm-80gb", timer="graph", cache="warm", engine="vllm")
+    assert expected.median_s[0] > 2 * expected.median_s[1]
+    assert scorer.predict(rows, "attention_decode") == pytest.approx(expected.median_s)
+    low_s, high_s = scorer.interval(rows, "attention_decode")
+    assert low_s == pytest.approx(expected.low_s)
+    assert high_s == pytest.approx(expected.high_s)
 
 
 def test_predictors_never_see_the_answer() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tilecast.errors import SpecError
-from tilecast.execution.arithmetic import ceil, maximum, minimum, sqrt
+from tilecast.execution.arithmetic import ceil, maximum, minimum, sqrt, where
 from tilecast.execution.clock import limited_fraction, stretch, tensor_width
 from tilecast.execution.fitted import Constants, constants
 from tilecast.execution.protocol import Protocol
@@ -106,7 +106,7 @@ def price(tasks: TaskSet, gpu: GpuSpec, protocol: Protocol, using: Constants | N
     busy = {name: busiest * (amount / (per_clock * boost_hz * rates.issued.get(name, 1.0))) for name, (amount, per_clock) in work.items()}
     stretched: Numbers = 1.0
     if rates.limited < 1.0 and rates.matrix_unit in busy and _used(tasks.matrix_flop):
-        stretched = stretch(rates.limited, busy[rates.matrix_unit], using)
+        stretched = where(tasks.matrix_flop > 0, stretch(rates.limited, busy[rates.matrix_unit], using), 1.0)
         busy = {name: seconds * stretched for name, seconds in busy.items()}
     l2_per_s = (tasks.l2_bytes_per_clock_per_sm or rates.l2_bytes_per_clock) * boost_hz
     dram_per_s: Numbers = rates.dram_bytes_per_s * (tasks.dram_fraction or using.dram_fraction)

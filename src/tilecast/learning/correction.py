@@ -79,9 +79,9 @@ class Correction:
     built: Mapping[str, Mapping[str, Built]] = field(default_factory=dict)  # what doubles alone -> `slice_key` -> what rows say of it
     lowest: Mapping[str, float] = field(default_factory=dict)  # `slice_key` or UNSEEN -> the least correction of any of its rows
 
-    def applies_to(self, launches: Launches) -> bool:
+    def knows(self, dtype: str) -> bool:
         """Whether this dtype was among the training rows; another identity or protocol is near enough, another number format is not."""
-        return launches.names["dtype"] in self.vocabulary["dtype"]
+        return dtype in self.vocabulary["dtype"]
 
     def correct(self, launches: Launches, gpu: GpuSpec) -> "Corrected":
         """log(median / analytic), half the interval in log, the basis, and how much of the correction is left here, per launch."""

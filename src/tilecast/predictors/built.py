@@ -24,7 +24,7 @@ Flags = NDArray[np.bool_]
 
 def same_kernel(kernel: Any, name: str, built: Built | None, steps: Integers) -> Flags:
     """Whether it is still the same kernel (L, S) after so many doublings of one size alone; KV heads double while queries share them."""
-    at, is_shared = _at(kernel, name)[:, None], name == KV_HEADS
+    at, is_shared = built_size(kernel, name)[:, None], name == KV_HEADS
     ends = _are_among(at >> steps if is_shared else at << steps, built.changes if built is not None else frozenset())
     if is_shared:
         ends |= at % (2 << steps) > 0
@@ -107,6 +107,6 @@ def _are_among(sizes: Integers, some: frozenset[int]) -> Flags:
     return np.array([size in some for size in sizes.ravel().tolist()], bool).reshape(sizes.shape)
 
 
-def _at(kernel: Any, name: str) -> Integers:
+def built_size(kernel: Any, name: str) -> Integers:
     """What the kernel is built for (L,)."""
     return np.ravel(built_for(name, lambda size: size_of(kernel, size), type(kernel)))

@@ -161,7 +161,7 @@ def _predict_part(
     kinds = _by_lengths(kernel)
     if len(kinds) == 1:
         kernel = kinds[0][0]
-        kinds = _kinds(kernel, gpu) if correction is not None else _of_one_width(kernel)
+        kinds = _kinds(kernel, gpu) if kernel.family in SIZES else _of_one_width(kernel)
     if len(kinds) > 1:
         parts = [_predict_part(kind, gpu, protocol, engine, learned, profile, corrections).settled() for kind, _ in kinds]
         order = np.argsort(np.concatenate([rows for _, rows in kinds]))
@@ -213,7 +213,7 @@ def _learned(
     found = priced(kernel, gpu, protocol)
     real, real_found = _as_measured(kernel, gpu, found, protocol)
     asked = launches(kernel, real, real_found, protocol, engine) if correction is not None else None
-    if asked is not None and correction is not None and not correction.applies_to(asked):
+    if asked is not None and correction is not None and not correction.knows(asked.names["dtype"]):
         asked = None
     median_s, bound_s = found.analytic_s, found.bound_s
     corrected, names = None, None
@@ -261,7 +261,7 @@ def _as_corrected(kernel: Any, gpu: GpuSpec, engine: str, correction: Correction
     if correction is None or kernel.identity is not None or not hasattr(kernel, "has_own_tiles"):
         return kernel
     newest = kernel.newest_identity(gpu)
-    if not kernel.has_own_tiles(newest) or np.any(kernel.unnamed()):
+    if not kernel.has_own_tiles(newest) or not correction.knows(kernel.dtype) or np.any(kernel.unnamed()):
         return kernel
     told = correction.tells({"dtype": kernel.dtype, "identity": newest, "engine": engine}, gpu)
     return replace(kernel, identity=newest) if told else kernel
@@ -295,6 +295,9 @@ def _by_lengths(kernel: Any) -> list[tuple[Any, list[int]]]:
     if not _is_ragged(kernel):
         return [(kernel, [])]
     are_alike, even = evened(kernel)
+    for name, values in taken(kernel, slice(None)).items():
+        if len(values) != len(are_alike):
+            raise InvalidInput(f"{len(are_alike)} lists of lengths, but {len(values)} values of {name}")
     if not are_alike.any():
         return [(kernel, [])]
     if len(are_alike) == 1:

@@ -18,22 +18,22 @@ import numpy as np
 from tilecast.execution import Priced
 from tilecast.execution.tasks import Floats, Numbers
 from tilecast.kernels.base import KEPT, LARGEST, Built
-from tilecast.predictors.built import KV_HEADS, Flags, halvings_to_rows, has_rows, same_kernel
+from tilecast.predictors.built import KV_HEADS, Flags, built_size, halvings_to_rows, has_rows, same_kernel
 from tilecast.predictors.scaled import Integers, scaled, size_of, taken
 
 LOG_KEPT = -math.log(KEPT)
-MOST_DOUBLINGS = 10  # of all sizes together
+MOST_DOUBLINGS = 13  # of all sizes together
 LARGEST_FALL = 1.5  # log: where physics grows by more, nothing learned makes up for it
 MARGIN = 0.8  # log: what physics grows by along several sizes is less than the sum, where KV is split by rule
+SLACK = 0.15  # log: where physics was asked, a launch is no faster beside it than the fastest row, but for this
 AT_ONCE, IN_TURN = ((1, MOST_DOUBLINGS),), ((1, 1), (2, MOST_DOUBLINGS))  # the first and last doubling that physics is asked for together
-MOST_BUILT = 4  # doublings of what kernels are built for
 ROWS, CHUNK = 1024, 4096  # launches whose doublings are looked at together, and doublings asked for at once, so that memory lasts
 FEW = 64  # launches, few enough that asking twice costs more than asking for too many
 WITHIN = {"q_len": "kv_len", "topk": "num_experts"}  # a size that grows alone stays within another one
 SAME_FLOP = ((KV_HEADS,), ("num_experts",))  # doubled
 STEPS = np.arange(MOST_DOUBLINGS + 1)
-MOST_EXPERTS = 2048  # twice as many as any layer has
-MOST = {"num_experts": MOST_EXPERTS >> STEPS}
+MOST = {"num_experts": 2048 >> STEPS}  # twice as many as any layer has
+MOST_BUILT = {"num_heads": 256 >> STEPS, "head_dim": 512 >> STEPS}  # so of query heads of one KV head, and of the width of a head
 
 NONE: Integers = np.zeros(0, np.int64)
 
@@ -148,6 +148,7 @@ def _ways(kernel: Any, is_held: Flags, asked: Asked) -> Flags:
             may[:, axis] &= kernel.may_double(names[0], asked.is_learned)[:, None]
         if _is_built(kernel, names):
             may[:, axis] &= same_kernel(kernel, names[0], asked.built.get(names[0]), STEPS)
+            may[:, axis] &= built_size(kernel, names[0])[:, None] <= MOST_BUILT.get(names[0], LARGEST)
     return may
 
 
@@ -164,14 +165,34 @@ def _least(kernel: Any, rows: Integers, most: Floats, may: Flags, analytic_s: Fl
         is_row = np.broadcast_to(has_rows(kernel, known), len(median_s))
         may_ask = has_rows(_doubled(kernel, which, powers), known) | ~is_row[which]
         which, powers = which[may_ask], powers[may_ask]
+    if len(which) > FEW:  # trees take ten times as long as physics
+        may_be_faster = _may_be_faster(kernel, which, powers, analytic_s, median_s, asked)
+        which, powers = which[may_be_faster], powers[may_be_faster]
     if not len(which):
         return median_s
+    lowest_s = median_s.copy()
+    np.minimum.at(lowest_s, which, _answers(kernel, which, powers, asked.median_s) / KEPT ** powers.sum(axis=1))
+    return lowest_s
+
+
+def _may_be_faster(kernel: Any, which: Integers, powers: Integers, analytic_s: Floats, median_s: Floats, asked: Asked) -> Flags:
+    """Whether physics of these doublings (P, A) of launches (P,) leaves room for what the law forbids."""
+
+    def physics(doubled: Any) -> Floats:
+        found = asked.physics(doubled)
+        return np.stack(np.broadcast_arrays(np.atleast_1d(found.analytic_s), found.bound_s))
+
+    (doubled_s, bound_s), num_doubled = _answers(kernel, which, powers, physics), powers.sum(axis=1)
+    grown = np.log(doubled_s / analytic_s[which]) + LOG_KEPT * num_doubled
+    is_near = grown < asked.most_lost(median_s[which], analytic_s[which], SLACK)
+    return np.asarray(is_near & (bound_s < KEPT**num_doubled * median_s[which]))
+
+
+def _answers(kernel: Any, which: Integers, powers: Integers, ask: Callable[[Any], Numbers]) -> Floats:
+    """What is said of these doublings (P, A) of launches (P,), each different one asked about once."""
     first, same = _alike(kernel, which, powers)
     parts = np.split(first, range(CHUNK, len(first), CHUNK))
-    other_s = np.hstack([asked.median_s(_doubled(kernel, which[part], powers[part])) for part in parts])
-    lowest_s = median_s.copy()
-    np.minimum.at(lowest_s, which, other_s[same] / KEPT ** powers.sum(axis=1))
-    return lowest_s
+    return np.asarray(np.hstack([ask(_doubled(kernel, which[part], powers[part])) for part in parts])[..., same])
 
 
 def _alike(kernel: Any, rows: Integers, powers: Integers) -> tuple[Integers, Integers]:
@@ -195,19 +216,17 @@ def _faster(
     lost = asked.most_lost(median_s[rows], analytic_s[rows])
     place, total = np.arange(len(rows)), np.zeros(len(rows))
     powers = np.zeros((len(rows), len(kernel.doublings)), np.int64)
-    num_flop, num_built = np.zeros((2, len(rows)), np.int64)
+    num_flop = np.zeros(len(rows), np.int64)
     for axis, names in enumerate(kernel.doublings):  # each of these ways so far, with one more size doubled or not
         grown = total[:, None] + growth[place, axis] + LOG_KEPT * STEPS
         may_grow = (grown < lost[place, None]) & (powers.sum(axis=1)[:, None] + STEPS <= MOST_DOUBLINGS)
         if names not in SAME_FLOP:
             may_grow &= num_flop[:, None] + STEPS <= most[place, None]
-        if _is_built(kernel, names):
-            may_grow &= num_built[:, None] + STEPS <= MOST_BUILT
         may_grow[:, 0] = True
         way, step = np.nonzero(may_grow)
         place, total, powers = place[way], grown[way, step], powers[way]
         powers[:, axis] = step
-        num_flop, num_built = num_flop[way] + step * (names not in SAME_FLOP), num_built[way] + step * _is_built(kernel, names)
+        num_flop = num_flop[way] + step * (names not in SAME_FLOP)
     found = np.flatnonzero(powers.any(axis=1))
     found = found[_fits(kernel, rows[place[found]], powers[found])]
     return rows[place[found]], powers[found]
