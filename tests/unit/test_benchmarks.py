@@ -213,7 +213,7 @@ def test_a_suite_scores_what_the_package_predicts() -> None:
     frame = pl.DataFrame({"num_heads": heads, "latency_s": 1e-4, "origin_row": range(len(heads))})
     rows = conform(
         frame, "attention_decode", gpu="a100-sxm-80gb", dtype="bf16", identity="fa2", timer="graph", cache="warm", source="toy",
-        licence="none", origin="toy", engine="vllm", batch=4, q_len=1, kv_len=4096, num_kv_heads=4, head_dim=128,
+        licence="none", origin="toy", engine="vllm", batch=4, q_len=1, kv_len=4096, num_kv_heads=4, head_dim=128, kv_dtype="bf16",
     )  # fmt: skip
     scorer = Learned()
     scorer.correction = load("attention_decode")
