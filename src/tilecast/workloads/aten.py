@@ -76,6 +76,7 @@ REDUCTIONS = (
 ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted")  # no kernel runs
 SORT_PASSES = 4  # kernels of a radix sort
 TRITON_1 = ("library", "triton_1")  # the option of an attention operator that FlashAttention 1 in Triton runs
+FLASH_2 = ("library", "fa2")  # ... that FlashAttention-2 runs, whatever PyTorch would choose
 LATENT = "tilecast.scaled_dot_product_latent"  # our own operator, always causal
 EMBEDDING_SORTED = 3072  # tokens from which the gradient of an embedding is made by sorting
 
@@ -334,12 +335,19 @@ def _attention(node: Node, _: str | None) -> tuple[Any, ...]:
     asked = _attention_sizes(query, key, node)
     if TRITON_1 in node.options:
         return (FlashAttention1(**asked),)
-    return (AttentionForward(**asked),)
+    return (AttentionForward(**asked, identity=_flash(node)),)
+
+
+def _flash(node: Node) -> str | None:
+    """The kernel that was asked for by name; None for PyTorch's choice."""
+    return FLASH_2[1] if FLASH_2 in node.options else None
 
 
 def _attention_backward(node: Node, _: str | None) -> tuple[Any, ...]:
     asked = _attention_sizes(node.inputs[1], node.inputs[2], node)
-    return (FlashAttention1(**asked, backward=True) if TRITON_1 in node.options else AttentionBackward(**asked),)
+    if TRITON_1 in node.options:
+        return (FlashAttention1(**asked, backward=True),)
+    return (AttentionBackward(**asked, identity=_flash(node)),)
 
 
 def _nll_loss(node: Node, _: str | None) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from typing import Any
 from tilecast import units
 from tilecast.errors import InvalidInput, MissingExtra, UnknownName
 from tilecast.workloads.architectures.base import family_names, size
-from tilecast.workloads.aten import TRITON_1
+from tilecast.workloads.aten import FLASH_2, TRITON_1
 from tilecast.workloads.model import config_table, model_ids
 from tilecast.workloads.opgraph import Node, OpGraph, Segment, graph_from, renamed, symbolic
 from tilecast.workloads.recompute import recomputed
@@ -30,6 +30,7 @@ ATTENTION = ("eager", "sdpa", "flash")
 LARGEST = 1 << 40
 ENOUGH_TRACES = 2  # of different batches
 TRITON_1_RAN_ON = ("pascal", "volta", "turing", "ampere")  # GPUs that MPT's trainer knew; on later ones and AMD's nobody runs it
+FLASH_2_RUNS_ON = ("hopper",)  # where the package flash-attn and PyTorch differ: elsewhere both are FlashAttention-2, or it is not built
 SHORTEST_SAVED = 64  # tokens: below, sizes such as an expert's room no longer follow one rule
 
 
@@ -75,7 +76,7 @@ def model_graph(
 ) -> OpGraph:
     """The operators of `batch` texts of `seq` tokens; `attention` is eager unless the family is made for flash kernels.
 
-    `arch` is the GPU's: it says which flash kernel MPT has.
+    `arch` is the GPU's: it says which kernel `flash` is.
     """
     for name, value, allowed in (("mode", mode, MODES), ("dtype", dtype, DTYPES), ("attention", attention, (None, *ATTENTION))):
         if value not in allowed:
@@ -95,8 +96,8 @@ def model_graph(
     saved = saved_graph(id, mode, batch, seq, dtype, chosen)
     if saved is None:
         saved = _traced(id, json.dumps(dict(config), sort_keys=True), mode, batch, seq, dtype, chosen)
-    if is_mpt and chosen == "flash" and arch in TRITON_1_RAN_ON:
-        saved = _with_its_flash(saved)
+    if chosen == "flash":
+        saved = _with_its_flash(saved, is_mpt, arch)
     if recompute:
         what = recompute if isinstance(recompute, str) else "full"
         # MPT's trainer ran PyTorch 1.13 and 2.0.
@@ -104,11 +105,15 @@ def model_graph(
     return saved
 
 
-def _with_its_flash(graph: OpGraph) -> OpGraph:
-    """MPT's trainer ran FlashAttention as it is written in Triton (its `attn_impl: triton`); `sdpa`, and any later GPU, has PyTorch's."""
+def _with_its_flash(graph: OpGraph, is_mpt: bool, arch: str) -> OpGraph:
+    """`flash` is the package flash-attn, `sdpa` what PyTorch chooses. MPT's trainer ran FlashAttention as it is written in Triton (its
+    `attn_impl: triton`) where that compiled."""
+    library = TRITON_1 if is_mpt and arch in TRITON_1_RAN_ON else FLASH_2 if arch in FLASH_2_RUNS_ON else None
+    if library is None:
+        return graph
 
     def marked(node: Node) -> Node:
-        return replace(node, options=(*node.options, TRITON_1)) if "scaled_dot_product" in node.op else node
+        return replace(node, options=(*node.options, library)) if "scaled_dot_product" in node.op else node
 
     return renamed(graph, segments=tuple(Segment(each.repeat, tuple(map(marked, each.nodes))) for each in graph.segments))
 
