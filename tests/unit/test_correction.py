@@ -152,6 +152,14 @@ def test_a_frameworks_attention_speaks_for_no_engine() -> None:
     assert wrapped.stand_in(l40s, "16-bit fa2", "sglang") == "l40s"
 
 
+def test_a_board_is_spoken_for_by_one_of_its_power() -> None:
+    """Full fp32 on an A100 of 400 W: 300 W with more bandwidth are nearer than the same bandwidth at 250 W."""
+    boards = ("a100-pcie-40gb", "a100-pcie-80gb")
+    rows = replace(by_hand(), gpus=boards, measured={board: {"fp32 cublas": [""]} for board in boards})
+    assert rows.stand_in(hardware.gpu("a100-sxm-40gb"), "fp32 cublas") == "a100-pcie-80gb"
+    assert rows.stand_in(hardware.gpu("a100-pcie-40gb"), "fp32 cublas") == "a100-pcie-40gb"
+
+
 def test_a_board_that_boosts_beyond_its_rated_clock_neither_lends_nor_borrows() -> None:
     boosts = hardware.gpu("rtx-4090")
     assert boosts.die == hardware.gpu("l40s").die and boosts.highest_clock_hz > 1.2 * boosts.boost_clock_hz

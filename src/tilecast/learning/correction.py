@@ -120,9 +120,12 @@ class Correction:
         ]
 
         def distance(spec: GpuSpec) -> float:
+            """Of the rates that differ most; power is one: what a board has of it, its products run with."""
             shared = set(gpu.tensor_flop_per_s) & set(spec.tensor_flop_per_s)
-            rates = [abs(math.log(gpu.tensor_flop_per_s[name] / spec.tensor_flop_per_s[name])) for name in shared]
-            return max([abs(math.log(gpu.dram_bytes_per_s / spec.dram_bytes_per_s)), *rates])
+            pairs = [(gpu.tensor_flop_per_s[name], spec.tensor_flop_per_s[name]) for name in shared]
+            pairs += [(gpu.dram_bytes_per_s, spec.dram_bytes_per_s)]
+            pairs += [(gpu.tdp_w, spec.tdp_w)] if gpu.tdp_w and spec.tdp_w else []
+            return max(abs(math.log(one / other)) for one, other in pairs)
 
         nearest = min(family, key=distance, default=None)
         return nearest.id if nearest is not None and distance(nearest) < FARTHEST else None
