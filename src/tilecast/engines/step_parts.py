@@ -9,6 +9,7 @@ import numpy as np
 from tilecast import units
 from tilecast.engines.eager import Clocks, host_cost, run
 from tilecast.engines.interval import NOTHING, Interval
+from tilecast.engines.settled import settled
 from tilecast.errors import InvalidInput
 from tilecast.execution.tasks import Floats
 from tilecast.hardware import GpuSpec
@@ -260,21 +261,21 @@ def priced(graph: OpGraph, gpu: GpuSpec, price: Price, matrix_dtype: str | None 
     calls: list[KernelCall] = []
     known: list[bool] = []
     places: dict[Node, tuple[int, ...]] = {}
-    for node, times in graph.counted().items():
+    for node, number in graph.counted().items():
         found = launches(node, matrix_dtype)
         places[node] = tuple(range(len(calls), len(calls) + len(found)))
         for launch in found:
             calls.append(
-                KernelCall(node.op.removeprefix("aten.").replace("_for_cpu", ""), node.phase, launch.kernel, times, "cold", ENGINE)
+                KernelCall(node.op.removeprefix("aten.").replace("_for_cpu", ""), node.phase, launch.kernel, number, "cold", ENGINE)
             )
             known.append(launch.is_known)
     calls += extra
     known += [True] * len(extra)
     if not calls:
         raise InvalidInput(f"{graph.name} runs no kernel: its graph has views alone")
-    timed = price_step(Step("prefill", tuple(calls)), gpu, price)
-    waits, ends = _timeline(graph, places, timed.calls, extra)
-    return Priced(graph=graph, calls=tuple(calls), known=tuple(known), times=timed.calls, places=places, waits=waits, ends=ends)
+    times = settled(price_step(Step("prefill", tuple(calls)), gpu, price).calls, gpu, price)
+    waits, ends = _timeline(graph, places, times, extra)
+    return Priced(graph=graph, calls=tuple(calls), known=tuple(known), times=times, places=places, waits=waits, ends=ends)
 
 
 def priced_after(before: Priced, extra: tuple[KernelCall, ...], gpu: GpuSpec, price: Price) -> Priced:
