@@ -31,7 +31,7 @@ from benchmarks.accuracy.publish import markdown_table
 from benchmarks.accuracy.suites.kernels_indist import FAMILIES, SLICES, rows
 from tilecast.datasets.schema import SHAPES
 from tilecast.errors import TilecastError
-from tilecast.kernels.base import Doublings, built_for
+from tilecast.kernels.base import Doublings, size_built_for
 from tilecast.kernels.registry import kernel
 from tilecast.learning.built_sizes import NAMES, Pairs, doubled_pairs
 from tilecast.learning.correction import load, slice_key
@@ -109,7 +109,7 @@ def _changes(launches: pl.DataFrame, family: str, name: str) -> tuple[tuple[int,
     said = correction.built[name] if correction is not None else {}
     record, is_change = kernel(family), np.zeros(launches.height, bool)
     names = [column for column in NAMES if column in launches.columns]
-    at = built_for(name, lambda size: launches[size], record).to_numpy()
+    at = size_built_for(name, lambda size: launches[size], record).to_numpy()
     placed = launches.select(pl.col("gpu", *names).cast(pl.String).fill_null("None")).with_row_index("place")
     steps = changes = 0
     for (gpu, *called), part in placed.group_by("gpu", *names):

@@ -51,7 +51,7 @@ class Built:
         return Built(frozenset(map(tuple, known)), frozenset(changes))
 
 
-def built_for(name: str, size: Callable[[str], Any], record: Any) -> Any:
+def size_built_for(name: str, size: Callable[[str], Any], record: Any) -> Any:
     """What a kernel is built for where `name` doubles alone: query heads of one KV head, else that size itself."""
     shares = name in SHARED and set(SHARED) <= {entry.name for entry in fields(record)}
     return size("num_heads") // size("num_kv_heads") if shares else size(name)

@@ -64,7 +64,7 @@ class Gemm:
     doublings: ClassVar[Doublings] = (("m",), ("n",), ("k",), ("batch",))
     guessed_from: ClassVar[int] = 1
     doubles_flop: ClassVar[bool] = True  # every size does
-    physics_grows: ClassVar[bool] = True  # with every one
+    physics_grows: ClassVar[bool] = True  # with every one, of launches of one kernel
 
     m: Any
     n: Any

@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from tilecast.datasets.schema import SHAPES
-from tilecast.kernels.base import KEPT, Built, built_for
+from tilecast.kernels.base import KEPT, Built, size_built_for
 from tilecast.kernels.registry import kernel as kernel_record
 from tilecast.learning.correction import slice_key
 from tilecast.learning.examples import IDENTITY
@@ -70,7 +70,7 @@ def _lowered(launches: pl.DataFrame, pairs: Pairs, name: str, record: type, time
 
 def _at(launches: pl.DataFrame, name: str, record: type) -> pl.DataFrame:
     """The slice and the size that kernels are built for, of each launch."""
-    at = built_for(name, lambda size: launches[size], record)
+    at = size_built_for(name, lambda size: launches[size], record)
     return pl.DataFrame({"key": _slices(launches), "at": at}, {"key": pl.String, "at": pl.Int64})
 
 

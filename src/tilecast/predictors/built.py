@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tilecast.kernels.base import Built, built_for
+from tilecast.kernels.base import Built, size_built_for
 from tilecast.predictors.scaled import Integers, size_of
 
 KV_HEADS = "num_kv_heads"  # of the same query heads: with more of them each has fewer
@@ -109,4 +109,4 @@ def _are_among(sizes: Integers, some: frozenset[int]) -> Flags:
 
 def built_size(kernel: Any, name: str) -> Integers:
     """What the kernel is built for (L,)."""
-    return np.ravel(built_for(name, lambda size: size_of(kernel, size), type(kernel)))
+    return np.ravel(size_built_for(name, lambda size: size_of(kernel, size), type(kernel)))
