@@ -306,8 +306,24 @@ def test_what_rows_say_of_heads_is_read_back_and_found_by_name(tmp_path: Path) -
     assert of_its_own.lowest == -0.4
     assert one.of_slice({**names, "kv_dtype": "fp8"}, hardware.gpu("l40s")).built == {}
     unseen = one.of_slice(names, hardware.gpu("mi300x"))
-    assert (unseen.built, unseen.lowest) == ({}, -0.7)  # whatever any kernel does
+    assert (unseen.built, unseen.lowest) == ({"num_heads": said["num_heads"][key]}, -0.7)  # whatever any kernel does, the fastest
     assert by_hand().of_slice(names, hardware.gpu("l40s")).lowest is None
+
+
+def test_a_gpu_without_rows_changes_kernels_where_a_quarter_of_the_others_do() -> None:
+    others = ("l40s", "a40", "a100-sxm-80gb", "h100-sxm", "b200-sxm")
+    changes = ({1, 16}, {1}, set(), set(), set())
+    rows = {
+        f"{gpu} sglang 16-bit None 16-bit": Built(frozenset({(64 * place,)}), frozenset(sizes))
+        for place, (gpu, sizes) in enumerate(zip(others, changes, strict=True), 1)
+    } | {"l40s vllm 16-bit None 16-bit": Built(frozenset({(80,)}), frozenset({2}))}
+    one = by_hand(built={"num_heads": rows}, lowest={"": 0.0})
+    names = {"dtype": "bf16", "identity": "None", "engine": "sglang", "kv_dtype": "None"}
+    unseen = hardware.gpu("mi300x")
+    assert one.of_slice(names, unseen).built == {"num_heads": Built(frozenset((64 * place,) for place in range(1, 6)), frozenset({1}))}
+    assert one.of_slice({**names, "engine": "vllm"}, unseen).built["num_heads"].changes == {2}
+    assert one.of_slice({**names, "engine": "trtllm"}, unseen).built["num_heads"].changes == {1}  # of any engine: two of six
+    assert one.of_slice({**names, "dtype": "fp8"}, unseen).built == {}
 
 
 def test_nothing_half_written_is_left_when_writing_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

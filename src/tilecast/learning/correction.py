@@ -10,6 +10,7 @@ what it was trained on, from which the basis of a prediction follows without any
 import json
 import math
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -41,6 +42,7 @@ ERRORS = (*BASES, SAME_DIE)  # what errors are held out, and intervals made, for
 RANGE_SLACK = 0.02  # of a feature's range: how far outside still counts as inside
 FADE_RANGE = 0.5  # of a feature's range outside it, after which little of the correction is left
 LARGEST_CORRECTION = 2.5  # log: beyond a factor of twelve something else is wrong
+OFTEN = 0.25  # of the GPUs with rows of a kernel: where so many run another one from a size on, others are taken to do so too
 FARTHEST = math.log(2.5)  # between rates of two parts of one die: beyond it another pipeline binds, and the other's errors are not its own
 FRAMEWORKS = frozenset(("pytorch", "framework"))  # engines whose rows are calls of a library, not of a server
 SAME_HEADROOM = 0.05  # of the highest clock over the rated one, in log
@@ -233,7 +235,22 @@ def _of_slice(correction: Correction, gpu: GpuSpec, asked: tuple[tuple[str, str]
     known = correction.stand_in(gpu, kernel_key(names), names.get("engine"))
     key = "" if known is None else slice_key(known, _in_its_engine(correction, names, known))
     lowest = correction.lowest.get(key, correction.lowest.get(UNSEEN, min(correction.lowest.values(), default=None)))
-    return OfSlice({name: found[key] for name, found in correction.built.items() if key in found}, lowest)
+    built = {name: found.get(key) or _built_elsewhere(found, names) for name, found in correction.built.items()}
+    return OfSlice({name: said for name, said in built.items() if said is not None}, lowest)
+
+
+def _built_elsewhere(slices: Mapping[str, Built], names: Mapping[str, str]) -> Built | None:
+    """What rows of this kernel say on other GPUs, in this engine where there are any: libraries choose kernels by sizes, by GPU less."""
+    kernel = slice_key("", names)
+    mine = [said for key, said in slices.items() if key.endswith(kernel)]
+    if not mine:
+        in_any_engine = kernel.split(" ", 2)[2]
+        mine = [said for key, said in slices.items() if key.split(" ", 2)[2] == in_any_engine]
+    if not mine:
+        return None
+    changes = Counter(size for said in mine for size in said.changes)
+    often = frozenset(size for size, number in changes.items() if number >= OFTEN * len(mine))
+    return Built(frozenset().union(*(said.known for said in mine)), often)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
