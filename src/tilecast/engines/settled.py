@@ -1,10 +1,10 @@
 """What a power limit takes of a step that goes on and on: products alone run for less time than a board's regulator needs to notice.
 
 Measured products of up to a millisecond were done before the clock fell, and are up to a fifth faster than the largest ones (H100 777 and
-680 TFLOP/s in bf16, B200 1,616 and 1,403, L40S 242 and 188; A100, H20 and RTX PRO 6000 alike). Steps follow one another without a pause, so
-there the clock falls until the mean power is the limit. Power goes with the square of the clock, as H200 and B200 show, whose products of
-0.1 to 0.8 ms take 1.15 to 1.18 times as long when they are repeated until the board stands at its limit; whatever is no product draws
-less, and leaves the more.
+680 TFLOP/s in bf16, B200 1,616 and 1,403, L40S 242 and 188; A100, H20 and RTX PRO 6000 alike); on H200 and B200 those of 0.1 to 0.8 ms take
+1.15 to 1.18 times as long when they are repeated until the board stands at its limit. Steps follow one another without a pause, so there
+the clock falls until the mean power is the limit. Power is taken to go with the square of the clock (no clock was recorded); whatever is no
+product draws less, and leaves the more.
 
 Legend: C calls of a step.
 """
@@ -49,7 +49,7 @@ def stretched(time_C: Floats, over_C: Floats) -> Floats:
         """Energy above what the limit allows, if products gave up this share, in log, of what they run above the settled rate."""
         slower_C = np.maximum(over_C, 1.0) ** share
         kept_C = over_C / slower_C
-        power_C = np.maximum(kept_C**2, OTHERS_POWER + (1 - OTHERS_POWER) * kept_C**2)  # the first of those above the settled rate
+        power_C = np.maximum(kept_C**2, OTHERS_POWER + (1 - OTHERS_POWER) * kept_C**2)  # above the settled rate the first
         return float(np.sum(time_C * slower_C * (power_C - 1)))
 
     low, high = 0.0, 1.0
